@@ -16,7 +16,7 @@
 #include "ref/core/text.h"
 #include "ref/cpu/device_private.h"
 
-/* In the order in which a person meets them. */
+/* Subcommands in the order in which a new user needs them. */
 static const ari_subcommand subcommands[] = {
     {"compare", "run a training script in two ways and compare every tensor", NULL, ari_command_compare},
     {"check", "compare every tensor of training steps with one rank's, bit for bit", &ari_check_spec, NULL},

@@ -50,7 +50,7 @@ ar_status add_chosen(ar_device *d, ar_queue *q, const Sums &sums, const term_row
     const size_t width = cols < COLUMNS_AT_ONCE ? cols : COLUMNS_AT_ONCE;
     const ari_divisor by_tiles = ari_divisor_of(tiles);
     return launch_blocks(d, q, count * tiles, width, [=] ARI_ON_GPU(const block &b) {
-        ARI_SHARED(uint32_t, row_mask, [ROWS_AT_ONCE / 32]); /* a bit a row: whether it goes to this block's */
+        ARI_SHARED(uint32_t, row_mask, [ROWS_AT_ONCE / 32]); /* one bit per row: the row belongs to this block */
         size_t tile = b.index;
         const size_t block_row = ari_divide(&by_tiles, &tile), first_col = tile * COLUMNS_AT_ONCE,
                      remaining = cols - first_col;

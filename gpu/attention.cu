@@ -29,8 +29,8 @@ ar_status rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t 
     });
 }
 
-/* A block a position of a sample, all its heads. A thread reads both halves of a pair before it writes them: y may be
- * x. */
+/* A block handles a position of a sample with all its heads. A thread reads both halves of a pair before it writes
+ * them, so y may be x. */
 ARI_FOR_DTYPES(rope, y, (y, x, cos, sin, direction), const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
                int direction)
 {

@@ -29,7 +29,7 @@ template <class T> ARI_ON_GPU float softmax_of(const block &b, float *p, const T
     return ari_route_lse(largest, l);
 }
 
-/* The score of expert i of a row by which it is chosen; without a bias of a softmax: its logit. */
+/* Returns the score by which expert i of a row is chosen; for a softmax without bias its logit. */
 template <class T> ARI_ON_GPU float score_of(const T *x, const float *bias, size_t i)
 {
     if (!bias)
@@ -53,7 +53,7 @@ template <class T> ARI_ON_GPU float group_score(const T *x, const float *bias, s
     return bias ? largest + second : largest;
 }
 
-/* The groups that stay, by bits: those to which fewer than `kept_groups` are preferred. */
+/* Returns the selected groups as bits: those to which fewer than `kept_groups` groups are preferred. */
 ARI_ON_GPU uint64_t groups_kept(const float *score, size_t groups, size_t kept_groups)
 {
     uint64_t stay = 0;
@@ -96,8 +96,8 @@ route_rule rule_of(const ar_route_rule *rule, size_t experts)
         rule->normalised};
 }
 
-/* The experts of a row, ascending. Each that is chosen stands at its rank in `ranks`, a float, at first: [k], to work
- * with. scores: [groups], likewise. */
+/* Chooses the experts of a row, ascending. Each chosen expert is first written at its rank to `ranks`: float [k],
+ * scratch. scores: [groups], scratch. */
 template <class T>
 ARI_ON_GPU void choose(const block &b, int32_t *expert, float *ranks, float *scores, const T *x, size_t n,
                        const route_rule &rule)

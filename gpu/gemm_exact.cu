@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots of the exact contraction: int8 products into planes of int32 (gpu/packed.h), tile by tile, and one pass
- * over the planes of a tile that puts the sums together and does with them what the slot is for. */
+/* Slots of the exact contraction: int8 products into int32 planes (gpu/packed.h), tile by tile, and one pass over a
+ * tile's planes that combines the sums and applies the slot's operation. */
 #include "gpu/blas.h"
 #include "gpu/epilogue.h"
 #include "gpu/packed.h"
@@ -29,7 +29,7 @@ size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* The part of a result that is put together at once: whole matrices, or rows and columns of some. */
+/* Part of a result that is combined at once: full matrices, or rows and columns of some. */
 struct tile {
     size_t matrix, matrices, row, rows, col, cols; /* cols: those that the products have, with padding */
 

@@ -60,7 +60,7 @@ ar_status forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean,
             });
         });
         b.each(1, [&](size_t) {
-            if (centred) /* a quotient's NaN has the bits that a processor gives it */
+            if (centred) /* gives a quotient's NaN the bits that a processor gives it */
                 means[b.index] = m == m ? m : static_cast<double>(ari_nan32());
             inverses[b.index] = r;
         });
@@ -74,8 +74,8 @@ ARI_FOR_DTYPES(norm_forward, y, (kind, y, mean, rstd, x, gamma, beta, eps), ar_n
                                                                                 eps);
 }
 
-/* The parameters' gradients: a second reading of x and dy costs as much as terms that are written and read, and takes
- * no memory. */
+/* Computes the parameters' gradients by reading x and dy a second time, which costs as much as writing and reading
+ * terms, and needs no memory. */
 template <bool centred, class T>
 ar_status parameter_gradients(ar_device *d, ar_queue *q, const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean,
                               ar_cbuf rstd, const ar_row_sum *dgamma, const ar_row_sum *dbeta)

@@ -38,7 +38,7 @@ ARI_ON_GPU four<uint32_t> add_bytes(const four<uint32_t> &a, const four<uint32_t
     return sum;
 }
 
-/* One of two words, or of fours, by their values: by their addresses they would have to be in memory. */
+/* Selects one of two words, or of fours, by value: by address they would have to be in memory. */
 ARI_ON_GPU uint32_t one_of(bool is_first, uint32_t a, uint32_t b)
 {
     return is_first ? a : b;
@@ -342,7 +342,7 @@ size_t packed_bytes(const ar_packed *p)
     return form.part ? 0 : form.batch * form.step;
 }
 
-/* The part that reaches the last row, or the last term, writes the padding that follows. */
+/* The part that contains the last row, or the last term, also writes the following padding. */
 ARI_FOR_DTYPES(pack, a, (operand, row_at, k_at, a, c, sign, e), ar_packed *operand, size_t row_at, size_t k_at,
                const ar_tensor *a, ar_cbuf c, int sign, ar_cbuf e)
 {

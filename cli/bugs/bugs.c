@@ -61,7 +61,8 @@ static ar_status print_bugs(void)
     return st;
 }
 
-/* The fault's action in its case, its symptoms, and the systems that had it, from fault_texts.txt: in one line. */
+/* Writes the fault's effect in its case, its symptoms, and the systems that had it, from fault_texts.txt, in one
+ * line. */
 static const char *explain(char text[EXPLAINED], const char *fault)
 {
     const char *cursor = (const char *)ari_fault_texts;

@@ -115,7 +115,7 @@ static ar_status complete_values(ari_check_values *v)
     if (v->schedule)
         AR_TRY(parse_schedule(&base.sim.schedule_seed, &v->o.schedules, v));
     AR_TRY(ari_run_reparse(&v->r, &base, &ari_check_spec, v));
-    v->r.run.ddp.mode = base.ddp.mode; /* a fault's case may have replaced the two that were given */
+    v->r.run.ddp.mode = base.ddp.mode; /* a fault's case may have replaced both given values */
     v->r.run.plan.mlp_order = order;
     if (v->r.run.steps == 0) /* gradients only: there is nothing to clip them for */
         v->r.run.clip = 0.0;
@@ -271,7 +271,7 @@ static ar_status announce(const ari_check_values *v, const ar_check_options *o, 
     return AR_OK;
 }
 
-/* Each of two models has its own folder within the given one. */
+/* Returns the dump folder of a model: each of two models has its own folder within the given one. */
 static ar_status dump_folder(char *path, size_t cap, const ari_check_values *v, const char *model)
 {
     if (v->r.run.model) {
@@ -283,7 +283,7 @@ static ar_status dump_folder(char *path, size_t cap, const ari_check_values *v, 
     return n > 0 && (size_t)n < cap ? AR_OK : ar_error_set(AR_ERR_ARG, "--dump: the path is too long");
 }
 
-/* A step of the bundled models on two ranks has more collectives than that, and a check waits longer. */
+/* Collectives of a step of the bundled models on two ranks are more than this, and a check waits longer. */
 enum { COLLECTIVES = 100 };
 #define LONGEST_NS UINT64_C(100000000)
 
@@ -349,7 +349,7 @@ static ar_status check_model(ari_checked *result, const ari_check_values *v, con
     return st;
 }
 
-/* Also of a run that ended in an error: that is when one wants to see it. */
+/* Writes the record also for a run that ended with an error, because it is needed most then. */
 static ar_status write_record(const ari_watch *watch, const ari_checked *c, bool text)
 {
     const ar_check_report *r = c->report;
@@ -452,7 +452,7 @@ static ar_status list_models(ari_check_values *v, const char *const *models, siz
     return ari_json_end(ari_json_merge(ari_json_begin("check"), json_pack("{s:O}", "models", models_json)), &v->common);
 }
 
-/* A fault that no model shows, in the module that does. */
+/* Runs a fault that no model shows in the module that does. */
 static ar_status run_module(const ari_check_values *v, int *exit_code)
 {
     const char *fault = v->r.run.fault;

@@ -102,8 +102,8 @@ static bool advice_names(const char *advice, const char *option)
     return false;
 }
 
-/* The library advises in the words of its fields, as C and Python have them: "give tp of at least 2 and sp". Adds the
- * options that these words are in the subcommand: "(--tp, --sp)". */
+/* Adds the subcommand's options to an error. The library uses the names of its fields, as C and Python have them: "give
+ * tp of at least 2 and sp" gets "(--tp, --sp)". */
 static void add_options_to_error(const ari_args_spec *spec, ar_status st)
 {
     static const char *const verbs[] = {": give ", "; give ", ": take ", "; take "};

@@ -98,7 +98,8 @@ static void set_alarm(double timeout_s, int errors, int exit_code)
 
 /* --- joining ------------------------------------------------------------------------------------------------------ */
 
-/* The first line in which two texts of options differ; both have one for each option, if the subcommand is the same. */
+/* Compares two texts of options and reports the first line that differs; with equal subcommands both have one line for
+ * each option. */
 static ar_status compare_options(int rank, const char *options, const char *root_options)
 {
     size_t a = 0, b = 0;

@@ -653,7 +653,7 @@ static json_t *placement_json(const ari_lint_type *type, bool is_known)
     return o;
 }
 
-/* The shape of all ranks together, whose parts are equally long but for samples. */
+/* Computes the shape over all ranks, whose parts have equal lengths except in samples. */
 static void whole_shape(size_t out[AR_MAX_DIMS], const flow *f, const ari_lint_type *type)
 {
     for (int axis = ARI_AXIS_DP; axis < ARI_PLACED_AXES; axis++) {

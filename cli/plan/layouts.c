@@ -34,7 +34,7 @@ static bool schedule_given(const ari_plan_values *v)
     return v->r.run.parallel.schedule != ARI_PP_SCHEDULE_NOT_GIVEN;
 }
 
-/* The ranks of the extents that are given have to be a divisor of all of them, or all if every extent is given. */
+/* Checks that the ranks of the given extents divide the number of ranks, or equal it if every extent is given. */
 static ar_status check_extents(const ari_plan_values *v)
 {
     const ari_choice choice = ari_choice_of(&v->r.run.parallel);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A step that is looked at without running it, as options ask for it. */
+/* Step that is analysed without running it, as the options describe it. */
 #include <math.h>
 
 #include "anyrank/config.h"

@@ -174,7 +174,7 @@ static uint64_t last_step(const ar_training_options *o)
     return o->stop_after > 0 && o->stop_after < o->run.steps ? o->stop_after : o->run.steps;
 }
 
-/* Every how many of `steps` steps there is a line: a round number that makes at most 40 lines. */
+/* Returns the number of steps between two printed lines: a round number that gives at most 40 lines. */
 static uint64_t lines_every(uint64_t steps)
 {
     static const uint64_t nice[] = {1, 2, 5};

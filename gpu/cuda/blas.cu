@@ -155,7 +155,7 @@ ar_status handle_create(stream_handle **out, ar_device *d, const cublas &call, c
     return AR_OK;
 }
 
-/* The handle of the stream that q stands on, whose device is the calling thread's from here on. */
+/* Returns the handle of q's stream, and makes its device the calling thread's. */
 ar_status handle_of(ar_device *d, ar_queue *q, cublasHandle_t *out)
 {
     handles *cache = static_cast<handles *>(blas_of(d));

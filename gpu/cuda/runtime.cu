@@ -55,8 +55,8 @@ cuda_device *cuda_of(ar_device *d)
 
 /* --- marks and streams -------------------------------------------------------------------------------------------- */
 
-/* Every call of CUDA's is made with its GPU chosen: otherwise it would bring GPU 0 to life. None is made once a sticky
- * error has come. */
+/* Selects the GPU, before every call of CUDA: otherwise CUDA would initialise GPU 0. No call is made after a sticky
+ * error. */
 ar_status choose(int gpu)
 {
     AR_TRY(ari_gpu_check_lost());

@@ -16,7 +16,7 @@ namespace ari_emulated
 namespace
 {
 
-const size_t STACK = 512 << 10; /* a kernel's threads have their own */
+const size_t STACK = 512 << 10; /* a kernel's threads have their own stacks */
 
 } // namespace
 
@@ -61,7 +61,7 @@ ARI_UNWATCHED __attribute__((noinline)) void enter_stack(worker *w)
     begin.uc_link = nullptr;
     makecontext(&begin, work, 0);
     (void)setcontext(&begin);
-    abort(); /* a context that was just made */
+    abort(); /* a newly made context */
 }
 
 } // namespace

@@ -347,7 +347,7 @@ ar_status arena_take(void **result, size_t bytes)
     return AR_OK;
 }
 
-/* A block as a worker is told of it. */
+/* Block as an argument of a worker's task. */
 struct block_of {
     void *address;
     size_t bytes;

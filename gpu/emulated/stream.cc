@@ -283,7 +283,7 @@ void run_all(void)
         step(s);
 }
 
-/* All that s is to do. */
+/* Runs all remaining tasks of s. */
 void finish(stream *s)
 {
     while (s->head)
@@ -359,7 +359,7 @@ ar_status mark_poll(const ari_mark *m, bool *is_done)
     return streams_failed();
 }
 
-/* The last one takes a failure with it. */
+/* The last stream to be destroyed clears a failure. */
 void stream_destroy(ari_stream *base)
 {
     locked scoped_lock;
@@ -418,7 +418,7 @@ ar_status set_guard(const void *arg)
     return AR_OK;
 }
 
-/* The newest that a stream is to give back and that serves. */
+/* Returns the block that the stream will free last among those that are large enough. */
 chunk *find_freed(const stream *s, size_t bytes)
 {
     chunk *c = s->freed;

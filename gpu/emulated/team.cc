@@ -76,7 +76,7 @@ ARI_UNWATCHED void run_thread(void)
     begin.uc_link = nullptr;
     makecontext(&begin, run_thread, 0);
     (void)setcontext(&begin);
-    abort(); /* a context that was just made */
+    abort(); /* a newly made context */
 }
 
 ARI_UNWATCHED void look_for_stray(stage *s)

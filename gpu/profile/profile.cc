@@ -15,7 +15,7 @@ struct key {
     const char *part; /* NULL: the slot */
 };
 
-/* One call. On a stream that has stamps, two of them; else the clock. */
+/* One call, timed by two stamps on a stream that has them, otherwise by the clock. */
 struct span {
     key subject;
     ari_mark *begin_mark, *end_mark; /* kept for later calls */

@@ -95,8 +95,8 @@ static void consider(choice *c, size_t matrices, size_t rows, size_t cols)
     }
 }
 
-/* The numbers of parts that a side of even tiles may have, from the largest down; *side is 0 before the first. False:
- * there is no other. */
+/* Sets *side to the next number of parts along a side of even tiles, from the largest down; 0 before the first. Returns
+ * false if there is none. */
 static bool next_side(size_t *side, size_t parts)
 {
     const size_t max_parts = *side == 0 ? ari_smaller(parts, SIDE) : *side - 1;

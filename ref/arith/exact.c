@@ -428,8 +428,8 @@ static ar_status finish(ar_ctx *ctx, const ar_tensor *y, const ar_epilogue *ep)
     return ARI_KERNEL(ctx, bias_act, y, ep->bias, ep->act, ep->z);
 }
 
-/* The own slice is rounded; unless that is all that was asked for, the rounded numbers are gathered: 8 + 4 bytes an
- * element instead of 16. */
+/* Rounds the rank's slice and, unless only the slice is requested, gathers the rounded numbers: 8 + 4 bytes per element
+ * instead of 16. */
 static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *ep)
 {
     if (!ari_tensor_is_contiguous(y))
@@ -579,7 +579,7 @@ done:
     return st;
 }
 
-/* The own place's sums, of all ranks that have terms of them. */
+/* Sums this place's terms over all ranks that have some. */
 static ar_status fold_places(ar_ctx *ctx, ar_blocks *s, ari_sum_slice *slice)
 {
     const size_t places = ari_places(&s->o);

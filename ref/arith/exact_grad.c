@@ -51,7 +51,7 @@ static ar_status alloc_on(ar_ctx *ctx, ar_queue *q, ar_buf *out, size_t bytes)
     return ctx->device->ops->alloc(ctx->device, q, out, bytes > 0 ? bytes : 1);
 }
 
-/* t behind hl: as a bucket has them. */
+/* t follows hl, as in a bucket. */
 ar_status ari_exact_grad_reopen(ar_ctx *ctx, ar_queue *q, ar_param_grad *g)
 {
     const ar_device_ops *dev = ctx->device->ops;
@@ -167,7 +167,8 @@ static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, co
     return st;
 }
 
-/* x is quantised once for all parameters. c: int32 [tokens]; samples: or parts of them, whose tokens are all here. */
+/* Adds gradients of samples, or parts of samples, whose tokens are all on this rank. x is quantised once for all
+ * parameters. c: int32 [tokens]. */
 static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, ar_cbuf c,
                            size_t samples)
 {
@@ -199,7 +200,7 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
 
 /* --- samples whose tokens are on several ranks -------------------------------------------------------------------- */
 
-/* The rows of every part of every sample (ari_gradient_parts), and whose it is. */
+/* Lists the rows of every part of every sample (ari_gradient_parts) and the rank that owns it. */
 static ar_status shared_parts(ari_moved_rows *m, ar_ctx *ctx, size_t samples, size_t seq)
 {
     const size_t parts = ari_gradient_parts(seq), blocks = samples * parts, ranks = (size_t)ar_comm_size(ctx->sequence);

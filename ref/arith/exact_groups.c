@@ -252,7 +252,7 @@ static ar_status add_groups(ar_ctx *ctx, ar_param *const *sums, const ar_tensor 
 
 /* --- where other ranks have rows of the samples ------------------------------------------------------------------- */
 
-/* The runs of all of them, whose rows come to one. */
+/* Runs of all ranks whose rows are sent to one rank. */
 typedef struct shared_runs {
     size_t *rows; /* [ranks, runs] */
     int *owner;   /* [runs] */
@@ -299,7 +299,7 @@ static void own_groups(shared_runs *s, const ar_groups *g)
     }
 }
 
-/* A run is that rank's which its group's and its sample's numbers add up to, in turn. */
+/* Assigns runs to ranks in turn, by the sum of their group's and sample's numbers. */
 static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *g, const char *tag)
 {
     const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->comm);

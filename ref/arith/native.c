@@ -132,8 +132,8 @@ static ar_status native_contract(ar_ctx *ctx, ar_sum **out, const ar_operand *a,
 
 /* --- precision ---------------------------------------------------------------------------------------------------- */
 
-/* x as it enters a product: itself, or a copy that ari_release_placed ends, of fewer bits. The copy of a transposed
- * matrix is one too. */
+/* Returns x as an operand of a product: itself, or a copy with fewer bits or transposed, which ari_release_placed
+ * frees. */
 static ar_status take_operand(ar_ctx *ctx, ar_tensor *out, const ar_tensor *x)
 {
     enum { TF32_BITS = 11 };

@@ -249,7 +249,7 @@ static ar_status normalise_backward(ari_bl_run *run, const ari_bl_norm *norm, co
     return AR_OK;
 }
 
-/* q, k, v as they leave the projections, and as they enter the scores. */
+/* Splits q, k, v: as they leave the projections, and as they enter the scores. */
 static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const ari_bl_norm norm[2], const double *qkv)
 {
     const ari_bl_names *names = run->names;
@@ -274,7 +274,8 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const ari_bl_no
     return emit_heads(run, names->rope[1], 'f', a->k, groups, d);
 }
 
-/* The heads of all samples, [b, H], which do not depend on one another; backward those of a KV head meet. */
+/* Heads of all samples, [b, H], which are independent in the forward pass; in the backward pass those of a KV head are
+ * summed. */
 typedef struct all_heads {
     const ari_bl_attention *a;
     const ari_bl_params *p;

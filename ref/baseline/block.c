@@ -44,7 +44,7 @@ static double up_of(const ari_bl_run *run, double up)
     return run->c->activation == AR_ACT_CLAMPED ? ari_bl_fl(run, limited + 1.0) : up;
 }
 
-/* The slope at x, of element i; nearer to a kink than `doubt` it is the one that the options say. */
+/* Returns the slope at x for element i; nearer to a kink than `doubt` it is the slope that the options choose. */
 static double dact(const ari_bl_run *run, double x, double doubt, size_t i)
 {
     const ar_activation kind = run->c->activation;

@@ -46,7 +46,7 @@ static ar_status load(trial *t)
     return run_forward(t, 0, true, &loss);
 }
 
-/* The block whose weight this is; the number of blocks for what follows them, and 0 for what they start from. */
+/* Returns the block of a weight; the number of blocks for weights after them, 0 for those before them. */
 static size_t block_of(const trial *t, const ari_bl_trained *p, bool *embeds)
 {
     const ari_bl_names *names = t->run.names;

@@ -147,8 +147,7 @@ static void part_of(const ari_bl_run *run, const ari_bl_terms *terms, size_t i, 
     *x = (ari_bl_matrix){terms->x + begin * cols, 1, cols};
 }
 
-/* A gradient [rows, cols]: the products of all parts of all samples, and the tiles of 16 x 16 sums that they meet
- * in. */
+/* Gradient [rows, cols]: the products of all parts of all samples, and the 16 x 16 tiles of their sums. */
 typedef struct gradient {
     const ari_bl_terms *terms;
     double *value;
@@ -164,7 +163,7 @@ static double round_sum(const ari_bl_run *run, double sum, const ari_bl_terms *t
     return unit > run->noise->unit.inner ? ari_bl_round(run, sum, place) : sum;
 }
 
-/* A matrix has terms of products, or of rows that are chosen. */
+/* Returns true for a matrix, whose terms are products or chosen rows. */
 static bool is_matrix(const ari_bl_terms *terms)
 {
     return terms->dy != NULL || terms->row_of != NULL;

@@ -386,7 +386,7 @@ static void disturb(const ari_bl_run *run, const ari_bl_trained *p)
         p->data[i / width * p->row + i % width * p->col] += (double)doubt[i] * ari_bl_noise_uniform(run->noise);
 }
 
-/* The new value, and the moments that made it. */
+/* Emits the new value and the moments that produced it. */
 static ar_status emit_new(ari_bl_run *run, const ari_bl_trained *p)
 {
     if (run->o->emit == NULL)

@@ -24,7 +24,7 @@ void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size)
 
 /* --- the way through a queue -------------------------------------------------------------------------------------- */
 
-/* A call on its way through a queue that is a thread: one allocation with its arrays behind it. */
+/* Call on its way through a threaded queue: one allocation, followed by its arrays. */
 typedef struct job {
     ar_comm *c;
     ari_call call;

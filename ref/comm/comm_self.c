@@ -9,7 +9,7 @@
 
 ARI_OWNER(ari_failure, ari_failure_release)
 
-/* A group of one; all that was split from it share one world and one first error. */
+/* Group of one; all groups split from it share a world and a first error. */
 typedef struct self_comm {
     ar_comm base;
     ari_failure *world; /* kept */
@@ -33,7 +33,7 @@ static void self_abort(ar_comm *c, ar_status st, const char *why)
     ari_failure_set(world_of(c), st, why);
 }
 
-/* By the device whose memory it is. */
+/* Copies by the device that owns the memory. */
 static ar_status copy_local(const ari_call *call, ar_buf dst, ar_cbuf src, size_t bytes)
 {
     ari_stream *stream = call->queue ? ari_queue_stream(call->queue) : NULL;

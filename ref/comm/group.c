@@ -133,7 +133,7 @@ void ari_group_wake(ari_group *g)
 
 void ari_group_share(ari_group *g)
 {
-    /* The members of the last such collective have left it: this one they have all entered. */
+    /* All members have left the previous such collective, because all have entered this one. */
     atomic_store_explicit(&g->parts, 0, memory_order_relaxed);
 }
 
@@ -145,14 +145,14 @@ static bool take_part(ari_group *g, int part)
            !(atomic_fetch_or_explicit(&g->parts, bit, memory_order_relaxed) & bit);
 }
 
-/* A schedule that is explored has no cores: it must be the same each time. */
+/* An explored schedule has no cores, because it must be the same each time. */
 static int core_of(const ari_world *w)
 {
     return w->instruments.scheduler ? 0 : ari_this_core() % w->cores;
 }
 
-/* Two cores walk towards each other, each pair from the ends of its range, so that one which is done early takes what
- * the other would have come to last. */
+/* Two cores work towards each other, each pair from the ends of its range, so that a core that finishes early takes the
+ * parts that the other would have done last. */
 int ari_member_next_part(ari_member *m)
 {
     ari_group *g = m->group;

@@ -14,7 +14,7 @@ size_t ari_next_op(const ari_call *call, size_t index, bool sends, int peer)
     return index;
 }
 
-/* The counts by which a buffer is cut into parts, one for each rank; NULL: it is not. */
+/* Returns the counts by which a buffer is split into parts, one for each rank; NULL: it is not split. */
 static const size_t *cut_of(const ari_call *call, ari_buffer_extent extent)
 {
     return extent == ARI_EXTENT_PARTS ? call->counts : extent == ARI_EXTENT_RECV_PARTS ? call->recv_counts : NULL;
@@ -168,8 +168,8 @@ ar_status ari_scratch_reserve(void **scratch, size_t *capacity, size_t bytes, co
 
 #define LINE ((size_t)64) /* a buffer begins at a multiple of it */
 
-/* A device's data moved through the host's memory: what the call reads is copied down before it runs, and what it has
- * written is copied up after it. */
+/* Moves a device's data through host memory: what the call reads is copied down before it runs, and what it has written
+ * is copied up afterwards. */
 
 typedef struct staged {
     ari_call call; /* with buffers of the host */

@@ -248,7 +248,7 @@ static ari_wait wait_in(ari_group *g)
     return (ari_wait){.sleepers = &g->sleepers, .other_word = &g->world->signals, .spins = g->world->spins};
 }
 
-/* A wait in an agreed collective. Only other members' progress ends it, and once in a while it looks for some. */
+/* Wait in an agreed collective. Only other members' progress ends it, which it checks from time to time. */
 typedef struct inner_wait {
     ari_wait wait;
     uint64_t progress, since_ns; /* progress of all members, and the time of its last change; 0: not read yet */
@@ -494,7 +494,7 @@ static void look_for_departed(ari_member *m, gate_wait *s)
 {
     const ari_group *g = m->group;
     for (int i = 0; i < g->n; i++) {
-        /* In this order: a rank that entered and then returned is seen to have entered. */
+        /* Read in this order, so that a rank that entered and then returned is seen as entered. */
         const ari_return returned = atomic_load(&g->world->rank[g->rank[i]].returned);
         const bool is_dropped = atomic_load(&g->slot[i].is_dropped);
         const bool has_left =
@@ -510,7 +510,7 @@ static void look_for_departed(ari_member *m, gate_wait *s)
     }
 }
 
-/* The next turn ends at the timeout, or where a member that left must have told its error. */
+/* Limits the next turn to the timeout, or to the time at which a member that left must have reported its error. */
 static void limit_turn(gate_wait *s, const ari_world *w)
 {
     const uint64_t limit_ns = s->leaving_ns ? s->leaving_ns - s->wait.start_ns + WAY_OUT_NS : 0;
@@ -535,8 +535,8 @@ static bool must_give_up(ari_member *m, gate_wait *s)
     return ari_world_status(w) != AR_OK;
 }
 
-/* All have entered, so the last one decides for all: opens the gate, or kills it. It may be held in the work that it
- * does alone; then the world fails here, which lets it go. */
+/* All members have entered, so the last one decides for all: it opens the gate or kills it. It may be held up in the
+ * work that it does for all; then the world fails here, which releases it. */
 static bool wait_for_last(ari_member *m)
 {
     ari_group *g = m->group;
@@ -572,8 +572,7 @@ static bool wait_for_gate(ari_member *m)
             return false;
         if ((gate & COUNT_MASK) == (uint64_t)g->n)
             return wait_for_last(m);
-        /* A member may withdraw; it closes the gate for good in the same atomic step, so that nobody can count on
-         * it. */
+        /* A member may withdraw; the same atomic step closes the gate for good, so that no member counts on it. */
         if (must_give_up(m, &s)) {
             if (atomic_compare_exchange_strong(&g->gate, &gate, gate | DEAD)) {
                 ari_group_wake(g);
@@ -767,8 +766,8 @@ ar_status ari_member_leave_shared(ari_member *m)
     const uint64_t total_leaves = all_have_left(m);
     (void)wait_inside(m, &g->leaves, total_leaves, total_leaves, true);
     m->leaves++;
-    /* All members find the same: a mark that is set later belongs to a later collective, which this one has not
-     * entered, so that it cannot have been agreed upon. */
+    /* All members find the same: a mark that is set later belongs to a later collective, which this member has not
+     * entered, so it cannot have been agreed upon. */
     const bool broken = is_broken(g);
     out(m, !broken);
     ari_wait_yield();

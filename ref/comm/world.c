@@ -16,7 +16,7 @@ static ar_status init_ranks(ari_world *w, int ranks)
     if (!w->rank || !w->lines)
         return AR_ERR_MEMORY;
     memset(w->rank, 0, bytes);
-    /* The ranks' clock, which need not be the calling thread's: it may be a rank of another world. */
+    /* Use the ranks' clock, which may differ from the calling thread's: the thread may be a rank of another world. */
     const uint64_t now_ns = w->instruments.scheduler ? ari_scheduler_now_ns(w->instruments.scheduler) : ari_now_ns();
     for (; w->ranks < ranks; w->ranks++) {
         ari_rank_state *r = &w->rank[w->ranks];

@@ -70,8 +70,8 @@ static void use_groups(ar_ctx *c, const ar_ctx_options *o)
                               .dp_replicate = ar_comm_size(c->replicate)};
 }
 
-/* The ranks with this one's stages, which attention splits into groups: ranks of other stages, whose layers a plan may
- * split otherwise, make others, or none. */
+/* Joins the ranks of this one's stage, which attention splits into groups. Ranks of other stages, whose layers a plan
+ * may shard differently, form other groups or none. */
 static ar_status join_stage(ar_ctx *c)
 {
     const ari_axes stage_axes = ARI_ALL_AXES & ~ARI_CUTS_LAYERS;
@@ -210,7 +210,7 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_t
     return AR_OK;
 }
 
-/* A copy of a group, whose calls may go through another queue than the group's own. */
+/* Copies a group, so that its calls may use another queue than the group's own. */
 static ar_status copy_group(ar_comm **copy, ar_comm *source)
 {
     return *copy ? AR_OK : ari_comm_join(copy, source, 0, ar_comm_rank(source), ar_comm_size(source));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory of a step: what it is given, and when that ends. */
+/* Memory of a step: allocation and lifetimes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,7 +49,7 @@ void ari_queue_drain(ar_queue *q)
 
 void ar_ctx_end_step(ar_ctx *c)
 {
-    /* A step that has failed may have left work under way, whose memory this is. */
+    /* A failed step may have left work in progress that uses this memory. */
     if (c->owned.next != &c->owned) {
         ari_queue_drain(c->overlapped.queue);
         for (int i = 0; i < ARI_TRANSFERS; i++)

@@ -8,7 +8,7 @@
 
 #include "ref/core/os/os.h"
 
-/* A crashed process may have left temporary files whose names come round again with its process number. */
+/* A crashed process may have left temporary files whose names recur with its process number. */
 #define TEMPORARY_NAMES 1000
 /* Bytes of such a name after its folder: two numbers and what stands around them. */
 #define TEMPORARY_BYTES 64
@@ -35,7 +35,8 @@ static size_t folder_length(const char *path)
     return slash == NULL ? 0 : (size_t)(slash - path) + 1;
 }
 
-/* A file without a name goes with the process, however that ends. False where there is no such thing. */
+/* Opens a file without a name, which vanishes with the process, however that ends. Returns false if the system has
+ * none. */
 static bool open_unnamed(ari_atomic_file *o)
 {
     const size_t folder = folder_length(o->path);

@@ -45,8 +45,8 @@ double ari_rates_kernel(const ari_rates *r, ari_gpu_moves kernel_kind, bool back
     return ari_rates_moves(r, bytes[kernel_kind][backward] * elements);
 }
 
-/* By tiles of a size, in waves over the processors; tiles whose sums are long can be divided along them, so that the
- * last wave is full. Smaller tiles read more for each operation. */
+/* Returns the seconds of a product by tiles of one size, in waves over the processors. Tiles with long sums can be
+ * split along them to fill the last wave. Smaller tiles read more per operation. */
 static double tiled(const ari_gpu *g, const ari_gpu_product *p, const double tile[3])
 {
     const double tiles = p->count * ceil(p->m / tile[0]) * ceil(p->n / tile[1]);

@@ -46,7 +46,7 @@ static float group_score(const float *c, size_t n, bool softmax)
     return softmax ? largest : largest + second;
 }
 
-/* The k experts that the row prefers, of the groups that stay, ascending. */
+/* Chooses the k experts that the row prefers among the selected groups, ascending. */
 static void choose(int32_t *expert, const float *c, size_t n, const ar_route_rule *rule)
 {
     const size_t group_size = n / rule->groups;

@@ -265,8 +265,8 @@ static ar_status check_pair(const ar_packed *a, const ar_packed *b, const char *
     return AR_OK;
 }
 
-/* The longest run of terms that a path sums at once: all of K, or whole slices, so that no short one falls between two
- * blocks. */
+/* Returns the longest run of terms that a path sums at once: all of K, or full slices, so that no short slice is left
+ * between two blocks. */
 static size_t block_of(size_t k, size_t terms, size_t slice)
 {
     return k <= terms ? k : terms / slice * slice;
@@ -474,9 +474,9 @@ typedef struct acc_output {
     bool fresh, narrow;
 } acc_output;
 
-/* The tile of a product: its rounded values are kept, or added with those that are, since a state has four times the
- * bytes. Smaller tiles, which would stay in the second level, were measured and are slower: they pack the operands more
- * often. */
+/* Computes the tile of a product and saves its rounded values, or adds them together with those already saved, because
+ * a state has four times the bytes. Smaller tiles, which would stay in the second cache level, were measured and are
+ * slower: they pack the operands more often. */
 static void acc_product(const ari_exact_path *path, const acc_output *o, const ari_tile *t, size_t number,
                         bool is_deferred, bool has_deferred, bool fresh)
 {

@@ -11,7 +11,7 @@ ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
     return ari_row_largest_key(x, n);
 }
 
-/* The logits of row t from column `first_col` on, and how many of them a loop takes at a time. */
+/* Returns the logits of row t from column `first_col` on, and how many of them a loop processes at a time. */
 static const float *piece_of(const ar_tensor *rows, size_t t, size_t first_col, size_t *n, float *scratch)
 {
     *n = ari_block_length(rows->shape[1], first_col / ARI_BLOCK);

@@ -155,7 +155,7 @@ static ar_tensor two_dimensions(const ar_tensor *t)
     return v;
 }
 
-/* t with dimensions of extent 1 put in front until it has four; strides in bytes. */
+/* Returns t with dimensions of extent 1 in front until it has four; strides in bytes. */
 static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
 {
     ar_tensor v = *t;

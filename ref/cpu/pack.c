@@ -190,7 +190,7 @@ ARI_SIMD static void factors_of(double *restrict out, const int32_t *restrict c,
     }
 }
 
-/* The least and the largest power that a factor other than 0 has, 0 among them. */
+/* Computes the least and the largest power of the non-zero factors, with 0 included. */
 ARI_SIMD static void range_of(ari_shifts *s, const int32_t *c, int32_t sign, size_t n)
 {
     int32_t min_power = 0, max_power = 0;

@@ -14,8 +14,8 @@
 
 /* Bundled models and text: their location and names. */
 
-/* All five come from CMakeLists.txt: the data of the source tree, the build tree, the installed data as an absolute
- * path, and from the folder of the command the installed data and those of a build tree's sources. */
+/* All five come from CMakeLists.txt: the source tree's data, the build tree, the installed data as an absolute path,
+ * and, relative to the command's folder, the installed data and the data of a build tree's sources. */
 #if !defined(ANYRANK_SOURCE_DATA) || !defined(ANYRANK_BUILD_TREE) || !defined(ANYRANK_INSTALLED_DATA) || \
     !defined(ANYRANK_DATA_FROM_COMMAND) || !defined(ANYRANK_DATA_FROM_BUILD)
 #error "the folders of the bundled models are to be defined"
@@ -47,7 +47,7 @@ static const char *bundled_path(const char *program, size_t i)
     return n > 0 && (size_t)n < sizeof bundled ? bundled : "";
 }
 
-/* The data that came with this program or library. */
+/* Returns the data that came with this program or library. */
 static const char *own_data_dir(void)
 {
     char program[PATH_MAX];

@@ -501,7 +501,7 @@ static ar_status read_members(const reader *r, size_t length)
     return scan_at_end(&s) ? AR_OK : refuse_header(r, s.pos, "something follows the closing brace");
 }
 
-/* The official library lets the last of two equal names win; the format forbids them, so they are refused here. */
+/* Refuses equal names. The format forbids them, although the official library lets the last one win. */
 static ar_status index_names(const reader *r)
 {
     ari_st_header *h = r->h;

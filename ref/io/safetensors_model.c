@@ -38,7 +38,7 @@ static ar_status list_shards(ar_st_model *m, const json_t *map, const char *path
     json_t *value;
     AR_TRY(ARI_ALLOC_ZERO(&m->shards, json_object_size(map), "an index"));
     size_t n = 0;
-    /* The macro wants a non-const object, which it only reads. */
+    /* The macro needs a non-const object, which it only reads. */
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
     {
         const char *name = json_string_value(value);

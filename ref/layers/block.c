@@ -82,7 +82,7 @@ static ar_status block_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar
     return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
 }
 
-/* The norm of what the MLP makes needs that: then nothing of the MLP is left out. */
+/* The norm of the MLP's output needs that output, so nothing of the MLP is left out. */
 static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                  const ar_batch *batch)
 {
@@ -187,7 +187,7 @@ static ar_status block_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, a
     return ari_tap_tokens(ctx, base->name, NULL, 'b', dx);
 }
 
-/* The options of the branches as the block's split has them. */
+/* Sets the options of the branches to the block's split. */
 static void split_branches(ar_block_options *o)
 {
     if (!o->split)

@@ -44,7 +44,7 @@ static ar_status number_elements(ar_dropout *w, const ari_dropout *d, ar_ctx *ct
     return AR_OK;
 }
 
-/* y = drop(x) and sum = residual + that, as the kernel has them; NULL as there. */
+/* y = drop(x) and sum = residual + y, in the kernel's form; NULL as there. */
 typedef struct dropped {
     const ar_tensor *y, *sum, *x, *residual;
 } dropped;
@@ -98,8 +98,8 @@ static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const
     return AR_OK;
 }
 
-/* The same of a value [samples, positions, ..] with these positions. Consecutive elements of a sample have consecutive
- * numbers in each run of them. */
+/* Drops a value [samples, positions, ..] with these positions. Consecutive elements of a sample have consecutive
+ * numbers within each run of positions. */
 static ar_status drop_positions(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *origin,
                                 const ar_positions *local_positions)
 {
@@ -151,8 +151,8 @@ ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor
     return tapped ? ari_tap_tokens(ctx, d->name, NULL, 'f', x) : AR_OK;
 }
 
-/* The same for a value [samples, width] or [samples, positions, width], or (sharded) the tensor-parallel rank's block
- * of its features. With sequence parallelism a whole one has the own positions. Not tapped. */
+/* Drops a value [samples, width] or [samples, positions, width], or (sharded) the tensor-parallel rank's block of its
+ * features. With sequence parallelism a replicated value has the local positions. Not tapped. */
 static ar_status drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, bool sharded)
 {
     const size_t r = (size_t)ar_comm_rank(ctx->tp), n = sharded ? (size_t)ar_comm_size(ctx->tp) : 1;

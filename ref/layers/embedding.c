@@ -99,7 +99,8 @@ static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
     return ari_positions_count(&local_positions);
 }
 
-/* The local row that each token takes, -1 if another rank holds it; or (gradient) adds its gradient to, -1: none. */
+/* Computes the local row for each token, -1 if another rank holds it; with `gradient` the row to which its gradient is
+ * added, -1: none. */
 static ar_status own_rows(embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch, bool gradient)
 {
     const size_t n = batch->batch * own_count(ctx, batch, false);
@@ -117,7 +118,7 @@ static ar_status own_rows(embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar
     return AR_OK;
 }
 
-/* The rows of the positions that this rank has between the regions. */
+/* Computes the rows of this rank's positions between the regions. */
 static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
     ar_positions local_positions = ari_local_positions(ctx, batch->seq, true);
@@ -135,8 +136,8 @@ static ar_dtype selected_as(ar_dtype t, size_t *words)
     return t == AR_F32 ? AR_I32 : AR_U8;
 }
 
-/* y [.., s/N, f] = the own positions of rows [tokens, f] in the order of the ranks, of which one rank has each and the
- * others zero bits: a selection. `y` has its shape. */
+/* Computes y [.., s/N, f] = the local positions of rows [tokens, f] in rank order. One rank has each value and the
+ * others zero bits, so the sum is a selection. `y` has its shape. */
 static ar_status select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag)
 {
     ARI_OWNED size_t *counts = NULL;
@@ -201,7 +202,7 @@ static ar_status note_rows(embedding *e, ar_ctx *ctx, const ar_tensor *row_of, c
                     .output_placement = &out_placement);
 }
 
-/* The tokens' rows, [b, s, h] of the positions that this rank has between the regions. */
+/* Computes the tokens' rows, [b, s, h], for this rank's positions between the regions. */
 static ar_status token_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of, const ar_batch *batch)
 {
     const size_t shape[3] = {batch->batch, own_count(ctx, batch, false), e->columns};

@@ -355,7 +355,7 @@ ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *
     return AR_OK;
 }
 
-/* The rows of ids that no rank owns have no logits, so they take no part in the softmax. */
+/* Rows of ids that no rank owns have no logits, so they are left out of the softmax. */
 ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
 {
     size_t start, owned;

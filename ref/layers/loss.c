@@ -70,7 +70,7 @@ struct ar_loss {
     char name[96];
     ar_param sum;
     bool subtract;
-    bool stream;        /* y has the positions that this rank has between the regions */
+    bool stream;        /* y has this rank's positions between the regions */
     bool predicts_next; /* a position's label is that of the next id, even if labels are given */
     bool is_sum;        /* the sum itself, over 1 */
 };
@@ -306,8 +306,8 @@ static ar_status cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_sav
     return ar_saved_push(saved, c, SAVED_LOGITS, logits);
 }
 
-/* *dlogits of the sum of all terms over `targets`; in_place: in the memory of the logits, which are the caller's
- * own. */
+/* Computes *dlogits of the sum of all terms over `targets`; in_place: in the memory of the logits, which belong to the
+ * caller. */
 static ar_status cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *dlogits,
                                         double targets, bool in_place)
 {
@@ -353,7 +353,7 @@ static size_t classifier_targets(const void *self, const ar_batch *batch)
     return count;
 }
 
-/* The place in a row of labels that the label of a position of this rank has. */
+/* Returns the index in a row of labels of the label for one of this rank's positions. */
 static size_t place_of(const ar_ctx *ctx, const ar_loss *loss, const ar_batch *local_batch, size_t i)
 {
     if (!loss->predicts_next)
@@ -392,7 +392,7 @@ static ar_status tap_logits(const classifier *c, const ar_loss *loss, ar_ctx *ct
     return ari_tap_placed(ctx, c->head_name, part, pass, t, c->loss.classes, placed(c, loss));
 }
 
-/* *logits become those that the loss takes. */
+/* Turns *logits into the logits that the loss uses. */
 static ar_status form_logits(const classifier *c, const ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *logits)
 {
     const ari_head_options *o = &c->head;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A block for a further token (multi-token prediction): two norms, a matrix that makes one value of both, a block, a
- * norm. The rows of its tokens are the model's own table's, which so has one use more. */
+/* Block for a further token (multi-token prediction): two norms, a matrix that combines both values, a block, a norm.
+ * Its tokens' rows come from the model's embedding table, which thus has one more use. */
 #include <stddef.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of a batch that a rank has of a module's input, labels and targets: its positions of every sample. */
+/* Part of a batch that a rank has of a module's input, labels and targets: its positions of every sample. */
 #include <stdlib.h>
 #include <string.h>
 

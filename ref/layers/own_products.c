@@ -10,8 +10,8 @@
 
 /* --- sums that an operator completes ------------------------------------------------------------------------------ */
 
-/* A product whose terms are on several ranks. In exact numerics they are integers, which have no value of their own
- * until they are added up: the operator that follows does that. */
+/* Product whose terms are on several ranks. In exact numerics they are integers without a value until they are summed,
+ * which the following operator does. */
 typedef struct ari_unsummed {
     struct ari_unsummed *next;
     const char *name; /* the weight's */
@@ -93,7 +93,7 @@ ar_status ari_unsummed_refuse(const ar_ctx *ctx, const ar_tensor *x, const char 
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
-/* The group over which dimension `dim` of a weight is cut; NULL: every rank has all of it. */
+/* Returns the group over which dimension `dim` of a weight is sharded; NULL: every rank has all of it. */
 static ar_comm *cut_over(const ar_param *w, const ar_ctx *ctx, int dim)
 {
     return w->value.shape[dim] != w->layout.shape[dim] ? ctx->tp : NULL;

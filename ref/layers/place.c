@@ -141,7 +141,7 @@ static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
     return ari_fault_gathered(ctx, y);
 }
 
-/* The own positions of an x that is whole here. Errors: AR_ERR_INDIVISIBLE. */
+/* Returns the local positions of an x that is replicated here. Errors: AR_ERR_INDIVISIBLE. */
 static ar_status own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 {
     AR_TRY(ari_like_own_tokens(ctx, y, x, x->shape[x->ndim - 1]));
@@ -237,7 +237,7 @@ ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
 
 /* --- taps --------------------------------------------------------------------------------------------------------- */
 
-/* The own samples of a batch that is shared out: dimension 0 of every box moves to their place. */
+/* Shifts dimension 0 of every box to this rank's samples of a sharded batch. */
 static void place_samples(ar_layout *o, const ar_ctx *ctx)
 {
     if (ctx->samples == 0 || o->ndim < 1)
@@ -247,8 +247,8 @@ static void place_samples(ar_layout *o, const ar_ctx *ctx)
         o->box[k].global[0] = ctx->first_sample;
 }
 
-/* Every box's part of a run of positions, which is `local_begin` in the order of the rank's own and `global_begin` in
- * the sequence. */
+/* Copies every box's part of a run of positions, which begins at `local_begin` in the rank's own order and at
+ * `global_begin` in the sequence. */
 static void place_run(ar_layout *dst, const ar_layout *src, int dim, size_t local_begin, size_t global_begin,
                       size_t count)
 {

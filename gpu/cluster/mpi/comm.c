@@ -147,7 +147,7 @@ static ar_status agree_context(int *context, ari_mpi *p, uint64_t group, uint64_
     return AR_OK;
 }
 
-/* The groups of one split have one context and one id, for no two of them share a rank. */
+/* Creates a communicator. All groups of one split have the same context and id, because no two of them share a rank. */
 static ar_status make_comm(ar_comm **result, ari_mpi *p, const int *rank, int n, int index, int context)
 {
     const uint64_t id = ari_flight_id((uint64_t)context, 0, 0);

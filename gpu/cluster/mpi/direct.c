@@ -42,7 +42,7 @@ static ar_status begin_parts(ari_mpi_rendezvous *m, const ari_call *call, bool s
     return AR_OK;
 }
 
-/* The own part goes from input to output. */
+/* The rank's own part is copied from input to output. */
 static ar_status begin(ari_mpi_rendezvous *m, const ari_call *call, uint64_t *received)
 {
     const size_t element = ar_dtype_bytes(call->dtype);

@@ -7,7 +7,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
-/* The process among those that the launcher started, and the store by which all of them end together. */
+/* This process among those that the launcher started, and the store through which all of them end together. */
 
 static ari_mpi *mpi_of(ar_process *p)
 {

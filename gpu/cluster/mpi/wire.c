@@ -82,8 +82,8 @@ ar_status ari_mpi_receive(ari_mpi *p, void *dst, size_t bytes, int rank, int tag
     return ari_mpi_error(rc, "MPI_Irecv");
 }
 
-/* *ended: how many of the requests have ended by now, which are MPI_REQUEST_NULL from then on; MPI_UNDEFINED: all had
- * before. index [n]: which. */
+/* Tests requests. *ended: number of newly completed requests, which become MPI_REQUEST_NULL; MPI_UNDEFINED: all had
+ * completed before. index: [n] their indices. */
 static ar_status test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int *index)
 {
     if (!ari_mpi_enter(p))
@@ -153,8 +153,8 @@ void ari_mpi_take_away(ari_mpi *p)
 
 /* --- waiting ------------------------------------------------------------------------------------------------------ */
 
-/* A wait that is short is spent polling; then others get the core between two polls; a long one sleeps, since whom it
- * waits for may compute on this very core. */
+/* Phases of a wait: a short wait polls; then other threads get the core between two polls; a long wait sleeps, because
+ * the awaited rank may compute on this core. */
 enum { POLLS = 64, YIELDS = 2048, LOOK_TURNS = 32, NAP_NS = 50000 };
 
 typedef struct waiting {
@@ -164,7 +164,7 @@ typedef struct waiting {
 } waiting;
 typedef enum turn_end { GO_ON, LATE, FAILED } turn_end;
 
-/* One turn of a wait in which nothing moved: looks for failures, and gives the core away more and more. */
+/* Does one turn of a wait in which nothing moved: looks for failures, and yields the core for longer and longer. */
 static turn_end take_turn(ari_mpi *p, waiting *w)
 {
     const unsigned turn = w->turns++;

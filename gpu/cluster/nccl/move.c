@@ -75,7 +75,7 @@ static ar_status copy_own(const mover *m)
     return AR_OK;
 }
 
-/* A group that was begun ends, whatever went wrong in it. */
+/* Runs `body` inside an NCCL group, which is always ended, even after an error. */
 static ar_status grouped(const mover *m, ar_status (*body)(const mover *m))
 {
     AR_TRY(check(m, m->nccl->GroupStart()));

@@ -39,8 +39,8 @@ static void take_failure(ari_nccl_world *w)
     free(text);
 }
 
-/* A communicator that no thread uses, whose `use` is held from then on. With `by_force`, one that a thread does, and
- * nothing is held. *has_more: others remain. */
+/* Returns a communicator that no thread uses, and holds its `use`. With `by_force` it may be in use, and nothing is
+ * held. *has_more: others remain. */
 static ari_nccl_comm *next_to_abort(ari_nccl_world *w, void **comm, bool by_force, bool *has_more)
 {
     ari_nccl_comm *c;

@@ -169,7 +169,7 @@ int ari_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t de
     const struct timespec t = timespec_of(until > now_ns ? until - now_ns : 0);
     return pthread_cond_timedwait_relative_np(cond, lock, &t);
 #else
-    /* By the wall clock: a change of it while a thread waits moves the end of that wait. */
+    /* In wall-clock time: if the clock changes while a thread waits, the end of the wait moves. */
     struct timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);
     const struct timespec t = timespec_of((uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec +

@@ -50,7 +50,7 @@ ar_status ari_blas_check(void)
     return AR_OK;
 }
 
-/* Its functions take pointers to non-const operands that they do not write. */
+/* BLIS's functions take pointers to non-const operands that they do not write. */
 static void *unconst(const void *p)
 {
     return (void *)(uintptr_t)p;

@@ -106,7 +106,7 @@ static matrix piece_of(const matrix *m, size_t row, size_t col, size_t max_exten
     return (matrix){element(m, row, col, width), v};
 }
 
-/* The piece itself if CBLAS takes it, else one of that shape in `room`. */
+/* Returns the piece itself if CBLAS accepts it, otherwise one of that shape in `room`. */
 static matrix cblas_operand(const matrix *piece, char *scratch, bool with_values, size_t width)
 {
     if (stored_of(piece).order)

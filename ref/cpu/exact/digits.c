@@ -9,8 +9,8 @@
 
 #define CHUNK ARI_DIGIT_CHUNK
 
-/* The planes, and which two of them each of the ten products takes: of the digits, of sums within each half of q, of
- * sums across the halves. */
+/* Planes, and the two planes of each of the ten products: digits, sums within each half of q, sums across the
+ * halves. */
 enum { D0, D1, D2, D3, D01, D23, D02, D13 };
 static const struct pair {
     size_t left_plane, right_plane;

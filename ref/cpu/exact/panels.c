@@ -56,7 +56,7 @@ void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k)
     p->path = workspace_at(p, NULL, p->tile_rows, p->tile_cols).words;
 }
 
-/* The panel that begins at row `row`, of the block of `terms` terms that begins at term k of the slice. */
+/* Returns the panel that begins at row `row`, of the block of `terms` terms from term k of the slice on. */
 static char *panel_at(const ari_panel_kernel *kernel, const panels *p, size_t row, size_t k, size_t terms)
 {
     const size_t before = k / kernel->block * (kernel->head + kernel->block) * p->rows;

@@ -89,7 +89,7 @@ static void (*const define[])(const ari_act_row *r, size_t n) = {
 
 enum { LANES = 16, TRIAL = 128, MOST = ARI_BLOCK + LANES };
 
-/* By the definition, in whole vectors, which take the least time. */
+/* Computes elements by the definition in full vectors, which is fastest. */
 static void define_some(const ari_act_row *r, const uint32_t *indices, size_t n, ar_activation kind)
 {
     float scratch[5][MOST];

@@ -99,7 +99,7 @@ static ar_status rotate_stretch(ar_ctx *ctx, const ar_tensor *dst, const ar_tens
     return ARI_KERNEL(ctx, rope, &y, &x, ar_cbuf_at(cos, table_offset), ar_cbuf_at(sin, table_offset), direction);
 }
 
-/* The features that turn, [b, s, heads, n]: each run of consecutive places at once, or each sample by its own
+/* Rotates the rotary features, [b, s, heads, n]: each run of consecutive positions at once, or each sample by its own
  * positions. */
 static ar_status rotate_turning(const ari_attention *m, ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src,
                                 const rotation *r, int direction)

@@ -59,7 +59,7 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
     return AR_OK;
 }
 
-/* A mistake gathers the projections' input for each of them; they share one product, and what that gathers. */
+/* Fault: gathers the projections' input for each of them, although they share one product and its gather. */
 static ar_status gather_for_each(const ari_attention *m, ar_ctx *ctx, const ar_tensor *input)
 {
     const ar_tp_redistribution change = {m->split.first.input, ari_replicated};

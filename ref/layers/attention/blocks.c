@@ -41,7 +41,8 @@ static ari_keys keys_of(const ari_score_blocks *b, size_t sample, size_t query)
                       : ari_order_keys(&b->order, ari_positions_at(&b->order.rows, query));
 }
 
-/* The keys that any of n > 0 queries of one run of positions sees. By order the first and the last say it. */
+/* Returns the keys that any of n > 0 queries of a run of positions sees. With order, the first and the last query
+ * determine them. */
 static ari_keys hull(const ari_score_blocks *b, size_t sample, size_t first_query, size_t n)
 {
     ari_keys merged = keys_of(b, sample, first_query);

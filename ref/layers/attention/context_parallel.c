@@ -29,8 +29,8 @@ ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t head
     return AR_OK;
 }
 
-/* An all-to-all of some tensors between n neighbours. On one side a neighbour has its own positions and all heads of
- * its tensor-parallel rank, on the other (by heads) all positions and its own share of the heads. */
+/* All-to-all of some tensors between n neighbours. On one side a neighbour has its local positions and all heads of its
+ * tensor-parallel rank, on the other (by heads) all positions and its share of the heads. */
 typedef struct exchange {
     size_t n, rank;      /* neighbours, and which of them this is */
     const size_t *heads; /* of a tensor-parallel rank, for each tensor */
@@ -59,8 +59,8 @@ static void exchange_fini(exchange *e, ar_ctx *ctx)
     free(e->sent);
 }
 
-/* The part of tensor t that moves between this neighbour and neighbour i, as a view of x; by_heads: x has this
- * neighbour's share of the heads. It has no heads if another copy sends them. */
+/* Returns the part of tensor t that moves between this neighbour and neighbour i, as a view of x; by_heads: x has this
+ * neighbour's share of the heads. It has no heads if another replica sends them. */
 static ar_tensor part_with(const exchange *e, const ar_tensor *x, int t, size_t i, bool sends)
 {
     const bool by_heads = sends == e->together;

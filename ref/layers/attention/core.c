@@ -228,7 +228,8 @@ static ar_status drop_block(const pass *p, const ar_part *block_part, const ar_t
     return AR_OK;
 }
 
-/* The probabilities that weigh the values: a tensor of their own, or the probabilities themselves. */
+/* Returns the probabilities that weight the values: a separate tensor after dropout, or the probabilities
+ * themselves. */
 static ar_status weights_of(const pass *p, const ar_part *block_part, ar_tensor *weights, const ar_tensor *probs)
 {
     *weights = *probs;
@@ -380,7 +381,8 @@ static ar_status push_kept(ar_saved *saved, const void *owner, ari_core_saved *s
     return ar_saved_push(saved, owner, SAVED_CORE, &t);
 }
 
-/* The rows' largest are what the softmax subtracts; of one with sinks, what it would subtract without them. */
+/* Records the rows' largest logits, which the softmax subtracts; with sinks, those that it would subtract without
+ * them. */
 static ar_status note_largest(const pass *p)
 {
     const ari_core *c = p->c;

@@ -53,8 +53,8 @@ static ar_status put_features(ar_ctx *ctx, const ar_tensor *t, size_t first_feat
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* y = the path's layer of its norm of features [first_feature, first_feature + rank) of what the whole matrices have
- * made. */
+/* Computes y = the path's layer, applied to its norm of features [first_feature, first_feature + rank) of the
+ * replicated matrices' result. */
 static ar_status climb(latent_path *p, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *low,
                        size_t first_feature)
 {

@@ -41,8 +41,9 @@ static size_t features_of(const ari_attention *m, size_t heads, size_t kv_heads)
     return heads * d + kv_heads * (d + (m->latent ? m->value_dim : d));
 }
 
-/* Each feature of q | k | v of the heads from one on, as the projections have them; of latent attention, where k | v
- * stand head by head and all heads take the last features of a key, it is the query's that are scaled by all. */
+/* Fills the factor of each feature of q | k | v for heads from first_head on, in the projections' order. In latent
+ * attention, where k | v are grouped by head and all heads share a key's last features, these are scaled on the query's
+ * side. */
 static void fill(float *clip, const ari_attention *m, size_t first_head, size_t heads, size_t kv_heads, double bound)
 {
     const size_t d = m->o.head_dim, group = heads / kv_heads, plain = d - m->o.latent.rope_dim;
@@ -60,7 +61,8 @@ static void fill(float *clip, const ari_attention *m, size_t first_head, size_t 
     }
 }
 
-/* A plan may cut a projection along its inputs: it then has the outputs of all heads, the rank's attention of some. */
+/* Attaches the factors. A plan may shard a projection along its inputs: then it has the outputs of all heads, while the
+ * rank's attention has some. */
 static void attach_clips(ari_attention *m, float *local, float *full)
 {
     const size_t d = m->o.head_dim;

@@ -56,7 +56,7 @@ static ar_status tap_own(const experts_module *m, ar_ctx *ctx, const char *part,
     return ari_tap_placed(ctx, m->base.name, part, pass, t, t->shape[t->ndim - 1], m->token_placement);
 }
 
-/* The group that cuts the experts; NULL: they are whole. */
+/* Returns the group that shards the experts; NULL: they are replicated. */
 static ar_comm *cutting(const experts_module *m, const ar_ctx *ctx)
 {
     return ari_is_colwise(&m->split.first) ? ctx->tp : NULL;
@@ -118,14 +118,14 @@ static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r
 
 /* --- the experts' products ---------------------------------------------------------------------------------------- */
 
-/* A product of all experts: which weights it is of, and (back) whether it is of the gradients. */
+/* Product of all experts: its weights, and (back) whether it computes gradients. */
 typedef struct product {
     const experts_module *m;
     bool second, back, alone; /* alone: of this rank's part, not folded */
     size_t columns;           /* of the result, here */
 } product;
 
-/* The operand of an expert's weights, as a linear layer makes it. */
+/* Prepares the operand of an expert's weights like a linear layer. */
 static ar_status make_operand(ar_ctx *ctx, const ar_operand **out, const void *user, size_t expert)
 {
     const product *p = user;
@@ -244,7 +244,7 @@ static ar_status note_gradients(const experts_module *m, ar_ctx *ctx, ar_param *
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* The experts' rows: of ranks that share the experts out, kept for the gradients of weights; else made again. */
+/* Saves the experts' rows for the gradients of weights if ranks shard the experts; otherwise they are recomputed. */
 static ar_status keep_rows(const experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *rows)
 {
     if (m->local_experts < m->o.n)
@@ -315,7 +315,7 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* The gradient of the rows that went to the second products, from that of what they made, and of their weights. */
+/* Computes the gradient of the second products' input rows and of their weights from that of their output. */
 static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact, const ar_tensor *dmade,
                                  const ar_tensor *pre, const ari_routes *r)
 {
@@ -474,7 +474,8 @@ static void experts_destroy(ar_module *base)
     free(m);
 }
 
-/* The copies of an expert's weight: of one that is not cut they are not the tensor-parallel group's. */
+/* Sets the ranks that hold copies of an expert's weight: for an unsharded one they are not the tensor-parallel
+ * group's. */
 static void set_copies(const experts_module *m, const ar_ctx *ctx, ar_param *p)
 {
     p->expert = ctx->edp != ctx->dp;

@@ -35,8 +35,8 @@ static ar_status check_experts(const int32_t *expert, size_t slots, size_t k, co
     return AR_OK;
 }
 
-/* A device without contents has those that are known, or the experts in turn. sharer: of the ranks with tokens of the
- * same samples, whose they are. */
+/* Reads the chosen experts; a device without contents uses the known ones, or the experts in turn. sharer: index of the
+ * rank among those with tokens of the same samples. */
 static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *routing, int sharer)
 {
     if (ctx->device->hollow && !ctx->routes)
@@ -82,7 +82,8 @@ static bool comes_here(size_t *expert, const ari_routes *r, const sorting *s, si
     return e >= s->first_expert && *expert < r->groups.n;
 }
 
-/* The sample, of all whose rows come here: ranks that share a sequence have the same ones. */
+/* Returns the sample of a row among those of all ranks that send here: ranks that share a sequence have the same
+ * samples. */
 static size_t sample_of(const sorting *s, size_t rank, size_t i)
 {
     const size_t sharers = s->ranks * s->own_samples / s->samples;
@@ -120,8 +121,8 @@ static void count_rows(ari_routes *r, const sorting *s)
     r->rows = r->first_row[n];
 }
 
-/* The rows of one rank, which lie from `row_offset` on by expert and slot, as they were sent. start: [experts + 1].
- * Returns how many. */
+/* Sorts the rows of one rank, which begin at `row_offset` in the order of expert and slot in which they were sent.
+ * start: [experts + 1]. Returns their number. */
 static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t row_offset, size_t *start)
 {
     size_t e = 0;
@@ -246,7 +247,7 @@ static ar_status make_groups(ari_routes *r, const sorting *s)
     return AR_OK;
 }
 
-/* The runs of all ranks with tokens of the same samples, which have nothing to tell on a device without contents. */
+/* Makes the runs of all ranks with tokens of the same samples from known routes, for a device without contents. */
 static ar_status make_known(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *routing)
 {
     const size_t sharers = (size_t)ar_comm_size(ctx->expert_sequence), runs = r->groups.n * s->samples;
@@ -322,7 +323,7 @@ static ar_status reorder(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_tenso
     return AR_OK;
 }
 
-/* y [rows, h] = the rows of x that the other ranks have for this one. */
+/* Exchanges rows: y [rows, h] = the rows of x that the other ranks have for this one. */
 static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, const size_t *sends,
                           const size_t *receives, const char *tag)
 {
@@ -341,7 +342,7 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
     return st;
 }
 
-/* Every token comes here, with its weights, whether or not an expert here takes it. */
+/* Gathers all tokens with their weights, whether or not an expert of this rank is chosen. */
 static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight,
                                const ari_routes *r, const char *tag)
 {

@@ -28,13 +28,13 @@ static const char *name_of(const ari_linear *l)
     return l->n == 1 ? l->weight[0]->name : NULL;
 }
 
-/* The group that cuts W's columns, over which Y is a sum; NULL: every rank has all of them. */
+/* Returns the group that shards W's columns, over which Y is a sum; NULL: every rank has all columns. */
 static ar_comm *column_group(const ari_linear *l, const ar_ctx *ctx)
 {
     return ari_is_rowwise(&l->split) ? ctx->tp : NULL;
 }
 
-/* The group that cuts W's rows, over which dX is a sum. */
+/* Returns the group that shards W's rows, over which dX is a sum. */
 static ar_comm *row_group(const ari_linear *l, const ar_ctx *ctx)
 {
     return ari_is_colwise(&l->split) ? ctx->tp : NULL;
@@ -229,7 +229,7 @@ static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar
     return AR_OK;
 }
 
-/* The product, the biases and the activation as a record has them. */
+/* Records the product, the biases and the activation. */
 static ar_status note_output(const ari_linear *l, ar_ctx *ctx, const ari_output *o, const ar_tensor *input, bool chunks)
 {
     static const ar_placement rows = {AR_SHARD, 0}; /* replicated KV heads are sharded too */
@@ -248,7 +248,7 @@ static ar_status note_output(const ari_linear *l, ar_ctx *ctx, const ari_output 
                                  : ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .input = {&o->y}, .out = {&o->z});
 }
 
-/* o from x, in chunks (NULL: as it comes); *saved_input = what the backward pass wants of it. */
+/* Computes o from x, in chunks (NULL: as it arrives); *saved_input = what the backward pass needs of x. */
 static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *saved_input, const ar_tensor *x,
                            const ari_chunks *c)
 {
@@ -357,7 +357,7 @@ static bool gathers_nothing(const ari_linear *l, const ar_ctx *ctx)
            ari_faulty(ctx, "collective_not_differentiable");
 }
 
-/* *gathered_dy = dY as the products take it, and *dx = dX as it comes out of the product (NULL: not wanted). */
+/* Computes *gathered_dy = dY as the products use it, and *dx = dX as the product yields it (NULL: not needed). */
 static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tensor *gathered_dy, const ar_tensor *dy,
                              const next_gathers *next_gather)
 {

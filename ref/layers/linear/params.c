@@ -27,7 +27,7 @@ static size_t indivisible(const size_t *block, int blocks, size_t ranks)
     return 0;
 }
 
-/* The part of a column-parallel dimension that this rank holds, and which copy of it. */
+/* Describes the part of a column-parallel dimension that this rank holds, and which copy it is. */
 static ar_status column_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_part *part, int ndim, const size_t *shape,
                                int dim)
 {
@@ -110,7 +110,7 @@ ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *
     p->matrix = false;
     p->fan_in = s->in_features;
     p->fan_out = part->out;
-    /* The bias of a sum that is scattered along the sequence meets the rank's own positions only. */
+    /* The bias of a sum scattered along the sequence is added only to the rank's own positions. */
     p->spread = n > 1 && ari_is_rowwise(&s->split) && ari_placed_by_tokens(s->split.output) &&
                 !ari_faulty(ctx, "sp_row_bias_grad_local");
     return AR_OK;
