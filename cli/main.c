@@ -18,7 +18,7 @@
 
 /* Subcommands in the order in which a new user needs them. */
 static const ari_subcommand subcommands[] = {
-    {"compare", "run a training script in two ways and compare every tensor", NULL, ari_command_compare},
+    {"compare", "run a training script in two ways and compare every tensor", &ari_compare_spec, ari_command_compare},
     {"check", "compare every tensor of training steps with one rank's, bit for bit", &ari_check_spec, NULL},
     {"grads", "write outputs and gradients of one forward and backward", &ari_grads_spec, NULL},
     {"train", "train on text, the same bits on every layout", &ari_train_spec, NULL},
@@ -73,7 +73,7 @@ static int run_subcommand(int argc, char **argv)
         const ari_subcommand *s = &subcommands[i];
         if (strcmp(s->name, argv[0]) != 0)
             continue;
-        return s->spec != NULL ? ari_args_run(s->spec, argc, argv) : s->run(subcommands, argc, argv);
+        return s->run != NULL ? s->run(subcommands, argc, argv) : ari_args_run(s->spec, argc, argv);
     }
     return unknown_subcommand(argv[0]);
 }

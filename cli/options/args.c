@@ -388,14 +388,15 @@ void ari_args_help(FILE *out, const ari_args_spec *spec, bool is_full)
     const ari_option_list l = ari_options_of(spec);
     const bool names_alone = !is_full && has_sections(&l);
     const int width = names_alone ? 9 : label_width(spec, &l);
+    const ari_positional *positionals = spec->usage == NULL ? spec->positionals : NULL;
     fprintf(out, "usage: anyrank %s", spec->command);
-    for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
+    for (const ari_positional *p = positionals; p != NULL && p->name != NULL; p++)
         fprintf(out, p->required ? " %s" : " [%s]", p->name);
-    fprintf(out, " [options]\n\n");
+    fprintf(out, " %s\n\n", spec->usage != NULL ? spec->usage : "[options]");
     ari_print_wrapped(out, spec->summary, 0);
-    if (spec->positionals != NULL && spec->positionals->name != NULL)
+    if (positionals != NULL && positionals->name != NULL)
         fputc('\n', out);
-    for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
+    for (const ari_positional *p = positionals; p != NULL && p->name != NULL; p++)
         print_entry(out, p->name, p->help, width);
     if (names_alone) {
         fprintf(out, "\nOptions, which anyrank %s --help-all explains:\n", spec->command);

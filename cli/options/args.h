@@ -124,6 +124,7 @@ typedef struct ari_positional {
 
 typedef struct ari_args_spec {
     const char *command;                            /* "check" */
+    const char *usage;                              /* arguments of the usage line; NULL: of the tables below */
     const char *summary;                            /* one line, a sentence */
     const char *example;                            /* whole command lines, separated by '\n' */
     const ari_option *options;                      /* NULL: only the common ones */
@@ -184,10 +185,10 @@ struct ari_subcommand {
     const char *name;
     const char *summary;                                                  /* NULL: not listed */
     const ari_args_spec *spec;                                            /* NULL: it takes no options */
-    int (*run)(const ari_subcommand *subcommands, int argc, char **argv); /* without a spec */
+    int (*run)(const ari_subcommand *subcommands, int argc, char **argv); /* NULL: ari_args_run with the spec */
 };
-extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_verify_spec, ari_plan_spec,
-    ari_lint_spec, ari_bugs_spec, ari_causes_spec, ari_info_spec;
+extern const ari_args_spec ari_compare_spec, ari_check_spec, ari_grads_spec, ari_train_spec, ari_verify_spec,
+    ari_plan_spec, ari_lint_spec, ari_bugs_spec, ari_causes_spec, ari_info_spec;
 
 /** A subcommand from its arguments to its exit code: prints the help, the version, or an error, and leaves the other
  *  processes. */

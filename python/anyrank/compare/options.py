@@ -12,10 +12,13 @@ import pathlib
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import typing
 
+from anyrank._command import find_command
 from anyrank._errors import AnyrankError
+from anyrank._options import OPTIONS
 from anyrank._terminal import Parser
 
 OPERATORS: dict[type[ast.AST], typing.Callable[[int, int], int]] = {
@@ -23,31 +26,6 @@ OPERATORS: dict[type[ast.AST], typing.Callable[[int, int], int]] = {
     ast.Mod: operator.mod}
 TEMPLATE = re.compile(r"\{([^{}]*\branks\b[^{}]*)\}")
 LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed")
-USAGE = "usage: anyrank compare [options] -- SCRIPT|-m MODULE [ARGUMENTS]"
-ABOUT = """\
-Runs a training script on one rank and on two, or in two other ways, and
-compares every activation, gradient and weight of the first steps. You change no
-line of the script. {ranks} in its arguments becomes the run's number of ranks."""
-EXAMPLES = """\
-examples:
-  anyrank compare -- train.py --batch 8
-  anyrank compare -- train.py --batch {8//ranks}              # a batch size per rank
-  anyrank compare --ranks 2,4 -- -m my.training               # too large for one rank
-  anyrank compare --commit HEAD~1 -- train.py                 # did my change change anything?
-  anyrank compare --python old/bin/python --python new/bin/python -- train.py"""
-GROUPS = (  # of the short help: a label and the options of each line
-    ("runs", "--ranks A,B  --steps N  --first-step K  --args-for RANKS ARGS"),
-    ("", "--timeout SECONDS  --to-the-end  --same-weights"),
-    ("against", "--commit REV  --reference COMMAND  --python PYTHON"),
-    ("rule", "--rtol X  --atol X  --bits"),
-    ("tensors", "--only GLOB  --ignore GLOB  --map FILE  --spec FILE  --operations"),
-    ("output", "--out DIR  --html FILE  --json FILE|-  -q, --quiet  --verbose"),
-    ("common", "-h, --help  --help-all"))
-
-
-def short_help() -> str:
-    lines = "\n".join(f"{label + ':' if label else '':<9}{options}" for label, options in GROUPS)
-    return f"{USAGE}\n\n{ABOUT}\n\nOptions, which anyrank compare --help-all explains:\n{lines}\n\n{EXAMPLES}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,48 +62,22 @@ class Options:
 
 def parse(words: typing.Sequence[str]) -> Options:
     """Errors: SystemExit (2) for a wrong usage, AnyrankError."""
-    parser = Parser(prog="anyrank compare", description=ABOUT, epilog=EXAMPLES, add_help=False, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter,
-                    usage=USAGE.partition(" ")[2])
-    parser.add_argument("-h", "--help", action="store_true", help="print a short help")
-    parser.add_argument("--help-all", action="store_true", help="print this help")
-    parser.add_argument("--ranks", default=None, metavar="A,B", help="numbers of ranks; the first is the reference "
-                        "(default: 1,2; with another reference: 1)")
-    parser.add_argument("--steps", type=int, default=2, metavar="N", help="training steps to compare (default: 2)")
-    parser.add_argument("--first-step", type=int, default=1, metavar="K", help="number of the first step, in a script "
-                        "that resumes after K-1 (default: 1)")
-    parser.add_argument("--args-for", nargs=2, action="append", default=[], metavar=("RANKS", "ARGS"),
-                        help='further arguments for the run with so many ranks: --args-for 1 "--batch 8"')
-    group = parser.add_argument_group("another reference than fewer ranks")
-    group.add_argument("--commit", metavar="REV", help="the script as it was at this git commit")
-    group.add_argument("--reference", metavar="COMMAND", help="another command")
-    group.add_argument("--python", action="append", default=[], metavar="PYTHON", help="given twice: the same script "
-                       "in two Python environments; once: the Python to use")
-    parser.add_argument("--same-weights", action="store_true", help="load the reference's initial weights into the "
-                        "other runs")
-    parser.add_argument("--to-the-end", action="store_true", help="let the script finish instead of ending it after "
-                        "the compared steps")
-    parser.add_argument("--out", metavar="DIR", help="keep the dumps and the scripts' output in this folder")
-    parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS", help="end a run that takes longer "
-                        "(default: 1800)")
-    for name, metavar, text in (("rtol", "X", "relative tolerance"), ("atol", "X", "absolute tolerance"),
-                                ("only", "GLOB", "compare only tensors with these names"),
-                                ("ignore", "GLOB", "leave tensors with these names out"),
-                                ("map", "FILE", "mapping file for names that differ (verify.md)"),
-                                ("html", "FILE", "write a report page")):
-        parser.add_argument(f"--{name}", metavar=metavar, action="append", default=[], help=text)
-    parser.add_argument("--bits", action="store_true", help="equal means equal bits")
-    parser.add_argument("--spec", metavar="FILE", help="placement of plain tensors of hand-written layers (pytorch.md)")
-    parser.add_argument("--operations", action="store_true", help="record each operation, to name the first wrong one")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON (-: to standard output)")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print no progress")
-    parser.add_argument("--verbose", action="store_true", help="show what the script prints")
+    parser = Parser(prog="anyrank compare", add_help=False, allow_abbrev=False,
+                    usage="anyrank compare [options] -- SCRIPT|-m MODULE [ARGUMENTS]")
+    flag: dict[str, typing.Any] = {"action": "store_true"}
+    kinds: dict[str, dict[str, typing.Any]] = {"bool": flag, "int": {"type": int}, "float": {"type": float},
+                                               "Texts": {"action": "append", "default": []}}
+    for name, option in OPTIONS["compare"].items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **kinds.get(option.type, {}))
+    for names in (["-h", "--help"], ["--help-all"], ["-q", "--quiet"], ["--no-color"]):
+        parser.add_argument(*names, **flag)
+    parser.add_argument("--json")
+    parser.set_defaults(steps=2, first_step=1, timeout=1800.0)
     words = list(words)
     cut = words.index("--") if "--" in words else len(words)
     parsed = parser.parse_args(words[:cut])
     if parsed.help or parsed.help_all:
-        print(short_help() if parsed.help else parser.format_help().rstrip())
-        parser.exit(0)
+        parser.exit(subprocess.call([find_command(), "compare", "--help" if parsed.help else "--help-all"]))
     target, arguments = target_of(words[cut + 1:], parser)
     if parsed.steps < 1 or parsed.first_step < 1:
         parser.error("--steps and --first-step count from 1")
@@ -133,16 +85,18 @@ def parse(words: typing.Sequence[str]) -> Options:
         parser.error("--commit, --reference and two --python name a reference each: give one of them")
     if len(parsed.python) > 2:
         parser.error("--python: give at most two")
-    verify = [word for name in ("rtol", "atol", "only", "ignore", "map", "html") for value in getattr(parsed, name)
-              for word in (f"--{name}", value)] + (["--bits"] if parsed.bits else [])
+    verify = [f"--{name}={value}" for name in ("rtol", "atol", "only", "ignore", "map", "html", "threads")
+              for value in _values(getattr(parsed, name))]
+    verify += ["--bits"] if parsed.bits else []
     capture: dict[str, typing.Any] = {"operations": True} if parsed.operations else {}
     if parsed.spec:
         capture["spec"] = parsed.spec
     if capture.get("spec", "megatron") != "megatron":
         capture["spec"] = os.path.abspath(capture["spec"])
+    has_rule = parsed.bits or parsed.rtol is not None or parsed.atol is not None
     return Options(runs_of(parsed, parser), target, arguments, _extra(parsed.args_for, parser), parsed.steps,
                    parsed.first_step, pathlib.Path(parsed.out) if parsed.out else None, capture, tuple(verify),
-                   bool(parsed.rtol or parsed.atol or parsed.bits), parsed.same_weights, parsed.to_the_end,
+                   has_rule, parsed.same_weights, parsed.to_the_end,
                    parsed.timeout, parsed.json, parsed.quiet, parsed.verbose)
 
 
@@ -183,12 +137,19 @@ def _python(name: str, parser: Parser) -> str:
     return os.path.abspath(path)
 
 
-def _extra(pairs: typing.Iterable[tuple[str, str]], parser: Parser) -> dict[int, str]:
+def _values(value: typing.Any) -> list[typing.Any]:
+    """The values of an option, which may be none, one or a list."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _extra(texts: typing.Iterable[str], parser: Parser) -> dict[int, str]:
     extra: dict[int, str] = {}
-    for ranks, text in pairs:
+    for text in texts:
+        ranks, _, arguments = text.strip().partition(" ")
         if not ranks.isdigit():
-            parser.error(f"--args-for {ranks}: expected a number of ranks, and then the arguments as one word")
-        extra[int(ranks)] = f"{extra.get(int(ranks), '')} {text}".strip()
+            parser.error(f"--args-for {text!r}: expected a number of ranks and then arguments, as one word: "
+                         "--args-for '1 --accumulate 2'")
+        extra[int(ranks)] = f"{extra.get(int(ranks), '')} {arguments}".strip()
     return extra
 
 

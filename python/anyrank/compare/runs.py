@@ -202,7 +202,11 @@ def mirror(source: pathlib.Path, work: pathlib.Path, skip: typing.Sequence[pathl
     left_out = {path.resolve() for path in skip}
     while pending:
         folder, copy = pending.pop(0)
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:  # another program has removed it, or it cannot be read
+            continue
+        for entry in entries:
             path = pathlib.Path(entry.path)
             if path.resolve() in left_out or entry.name in (".git", "__pycache__"):
                 continue

@@ -65,8 +65,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self.functions = functions
 
     def find_spec(self, name: str, path: typing.Any = None, target: typing.Any = None) -> typing.Any:
-        function = self.functions.pop(name, None)
-        if function is None:
+        if name not in self.functions:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
@@ -75,7 +74,9 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: types.ModuleType) -> None:
             original(module)
-            function(module)
+            function = self.functions.pop(name, None)  # importlib.util.find_spec gets here without an import
+            if function is not None:
+                function(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

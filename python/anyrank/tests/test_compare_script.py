@@ -97,7 +97,7 @@ class TestOptions(unittest.TestCase):
         return err.getvalue()
 
     def test_ranks_in_arguments_are_replaced(self) -> None:
-        options = parse(["--ranks", "1,4", "--args-for", "1", "--accumulate 4", "--", str(self.script), "--batch",
+        options = parse(["--ranks", "1,4", "--args-for", "1 --accumulate 4", "--", str(self.script), "--batch",
                          "{8//ranks}", '{"json": 1}'])
         self.assertEqual([arguments_for(options, run) for run in options.runs],
                          [["--batch", "8", '{"json": 1}', "--accumulate", "4"], ["--batch", "2", '{"json": 1}']])
