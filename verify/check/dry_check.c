@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A run compared with dry runs of its ranks without a fault: memory, shapes of reported tensors, collectives. */
+/* Compares a run with fault-free dry runs of its ranks: memory, shapes of reported tensors, and collectives. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 /* --- routes ------------------------------------------------------------------------------------------------------- */
 
-/* The routes of dry runs: the baseline's, where ranks choose experts as it does. */
+/* Routes for the dry runs: the baseline's, if ranks choose experts as the baseline does. */
 typedef struct dry_routes {
     ari_step_case step;
     ari_routed_rank rank;
@@ -34,7 +34,7 @@ static bool has_experts(const ari_cluster_options *o)
 
 /* --- shapes ------------------------------------------------------------------------------------------------------- */
 
-/* Part of a tensor that a rank holds; the rows of several micro-batches are added up. */
+/* Shape of a rank's part of a tensor; rows of several micro-batches are added up. */
 typedef struct dry_shape {
     bool reported;
     int ndim;
@@ -100,12 +100,12 @@ static void compare_memory(ar_check_run *run, int rank, const ar_rank_memory *co
 #undef COMPARE
 }
 
-/* True if a dry run has the shapes of the run: it has none of a body that is no model, and knows neither batches of
- * several sizes nor masks, positions and documents of a batch's own. */
+/* Returns true if a dry run predicts the run's shapes. It does not for a body that is not a model, batches of different
+ * sizes, or a batch's masks, positions and documents. */
 static bool is_predicted(const ari_cluster_options *o)
 {
     bool plain = !o->body;
-    if (o->module) /* a dry run has the batches themselves */
+    if (o->module) /* a dry run of a module has the batches themselves */
         return true;
     for (size_t i = 0; plain && i < ari_run_steps(&o->run); i++) {
         const ar_batch *b = &o->batch[i];
@@ -143,9 +143,9 @@ static ar_status check_rank(ar_check_run *run, const ari_cluster_options *o, con
     return AR_OK;
 }
 
-/* like: whose operands and blocks the ranks have; NULL: the CPU device's. Activations of experts that ranks share out
- * depend on the routes, and so do a GPU's operands, whose parts are copies where an expert's rows begin inside a tile:
- * they are compared where the routes are the baseline's, and elsewhere not predicted. */
+/* like: the source of the ranks' operands and blocks; NULL: the CPU device. Activations of experts that ranks share
+ * depend on the routes. So do a GPU's operands, whose parts are copies where an expert's rows begin inside a tile. Both
+ * are compared only if the routes are the baseline's, otherwise they are not predicted. */
 static ar_status check_ranks(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o,
                              const ar_rank_memory *counted, const ar_device *like)
 {
@@ -202,12 +202,13 @@ typedef struct described_call {
     ari_kind kind;
     int ranks;
     size_t count;   /* elements */
-    uint64_t bytes; /* that the rank moves */
+    uint64_t bytes; /* bytes that the rank moves */
     ar_dtype dtype;
     const char *tag;
 } described_call;
 
-/* A hop of a ring counts messages, and its tag says which arrives: the text has elements, and the layer's name. */
+/* Describes a call. A hop of a ring counts messages, and its tag says which message arrives; the text has the number of
+ * elements and the layer's name. */
 static void describe_call(char text[CALL_TEXT], const described_call *c)
 {
     const char *hop = c->kind == ARI_EXCHANGE ? strstr(c->tag, ": hop ") : NULL;
@@ -216,11 +217,11 @@ static void describe_call(char text[CALL_TEXT], const described_call *c)
              (int)(hop ? hop - c->tag : (ptrdiff_t)strlen(c->tag)), c->tag);
 }
 
-/* The calls of one queue of a rank: in a trace of the run, and in the record of the dry run. */
+/* The calls of one queue of a rank: recorded in the run, and expected from the dry run. */
 typedef struct queue_calls {
     const ari_trace_lane *lane;
     const ari_ledger *ledger;
-    size_t recorded, expected; /* the next ones */
+    size_t recorded, expected; /* indices of the next calls */
 } queue_calls;
 
 static bool is_move(const ari_record *r)
@@ -228,7 +229,7 @@ static bool is_move(const ari_record *r)
     return r->kind == ARI_RECORD_COLLECTIVE && r->op_kind != ARI_SPLIT && r->ranks > 1;
 }
 
-/* Writes the next call of the run; false: there is none, and the text reports it. */
+/* Describes the run's next call; returns false at the end, which the text then says. */
 static bool next_recorded(queue_calls *q, char text[CALL_TEXT])
 {
     while (q->recorded < q->lane->count) {
@@ -262,7 +263,7 @@ static bool next_expected(queue_calls *q, char text[CALL_TEXT])
     return false;
 }
 
-/* The number of calls like `text` that the run makes next, one after the other. */
+/* Counts how many of the run's next calls have the description `text`. */
 static size_t count_alike(queue_calls q, const char *text)
 {
     char recorded[CALL_TEXT];
@@ -282,7 +283,7 @@ static bool comes_later(queue_calls q, const char *text)
     return false;
 }
 
-/* Compares the calls of a queue. Errors: AR_ERR_DATA at the first that differs, with its cause. */
+/* Compares the calls of a queue. Errors: AR_ERR_DATA at the first difference, with its cause. */
 static ar_status compare_queue(const char **cause, int rank, queue_calls q)
 {
     char expected[CALL_TEXT] = "", recorded[CALL_TEXT] = "", before[CALL_TEXT] = "";

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A module's gradients against differences of its loss: check_module.h has the method. */
+/* Compares a module's gradients with finite differences of its loss; check_module.h describes the method. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,13 +18,13 @@
 #include "verify/gradcheck/gradcheck.h"
 
 enum { STEPS = 8, ALL_USE = 9 };
-static const double FIRST_STEP = 0.125;       /* of the size of what is moved */
+static const double FIRST_STEP = 0.125;       /* first step, relative to the size of the moved values */
 static const double ROUNDING = 0x1p-24;       /* unit roundoff of fp32 */
 static const double TERM_ROUNDING = 4.0;      /* units by which the mean of the terms may be off */
 static const double SAFETY = 4.0;             /* times the estimated error */
-static const double GRADIENT_FLOOR = 0x1p-20; /* of the gradient's size: what its own sums in fp32 may be off */
-static const double RESOLVED = 0.1;    /* of the gradient's size: what is allowed in a probe that says something */
-static const double NO_SIZE = 0x1p-10; /* of the largest gradient: the least that counts as a gradient's size */
+static const double GRADIENT_FLOOR = 0x1p-20; /* error that fp32 sums may cause in the gradient, relative to its size */
+static const double RESOLVED = 0.1;    /* largest allowance of a meaningful probe, relative to the gradient's size */
+static const double NO_SIZE = 0x1p-10; /* lower bound for the size of a gradient, relative to the largest gradient */
 
 /* A tensor whose values are moved. */
 typedef struct subject {
@@ -32,8 +32,8 @@ typedef struct subject {
     size_t count;
     float *values, *moved; /* [count] */
     double *gradient;      /* [count] */
-    double size;           /* root mean square of the values; 1 where all are 0 */
-    double largest, norm;  /* of the gradient: max|g|, sqrt(sum g^2) */
+    double size;           /* root mean square of the values; 1 if all are 0 */
+    double largest, norm;  /* of the gradient: max|g| and sqrt(sum g^2) */
     bool finite;
 } subject;
 
@@ -48,10 +48,10 @@ typedef struct checking {
     ar_param **params;
     size_t n_params;
     ari_arena arena;
-    subject *subjects; /* [n]: the parameters that require a gradient, then an input of numbers */
+    subject *subjects; /* [n] parameters that require a gradient, then a numeric input */
     size_t n;
-    double largest, norm; /* of all of them */
-    double worst;         /* error over what is allowed */
+    double largest, norm; /* maxima over all subjects */
+    double worst;         /* ratio of the error to the allowance */
 } checking;
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
@@ -70,7 +70,7 @@ static void measure_subject(subject *s)
     s->norm = sqrt(sum);
 }
 
-/* values: on the device, or (host) the input. */
+/* values: on the device; host: the input's values. */
 static ar_status add_subject(checking *k, ar_param *p, const float *host, const ar_tensor *values, const ar_tensor *g)
 {
     subject *s = &k->subjects[k->n++];
@@ -139,11 +139,11 @@ static ar_status take_gradients(checking *k)
 
 /* --- differences -------------------------------------------------------------------------------------------------- */
 
-/* A direction: one element, or all of them, each up or down. */
+/* A direction: one element, or all elements, each up or down. */
 typedef struct probe {
     subject *s;
     bool is_full;
-    size_t index; /* of one */
+    size_t index; /* index of the single element */
     uint64_t key; /* of all */
 } probe;
 
@@ -175,7 +175,8 @@ static ar_status add_terms_at(checking *k, const probe *p, double step, double *
     return AR_OK;
 }
 
-/* *change = L(w + step*v) - L(w), and its gradient's part of it: the terms of both in one exact sum. */
+/* *change = L(w + step*v) - L(w), computed as one exact sum of the terms of both losses, and the gradient's prediction
+ * of it. */
 static ar_status change_of(checking *k, const probe *p, double step, double *change, double *predicted)
 {
     double zero_change = 0.0;
@@ -192,7 +193,7 @@ static ar_status change_of(checking *k, const probe *p, double step, double *cha
     return AR_OK;
 }
 
-/* e(h), and c(h): half the difference of the slopes to the right and to the left. */
+/* Computes e(h), and c(h), half the difference of the right-hand and left-hand slopes. */
 static ar_status error_at(checking *k, const probe *p, double h, double *error, double *corner)
 {
     double right = 0.0, left = 0.0, up = 0.0, down = 0.0;
@@ -213,8 +214,8 @@ static ar_status restore(checking *k, const subject *s)
     return ar_ctx_upload(k->ctx, &s->param->value, s->values);
 }
 
-/* A bound on what corners of the loss at steps up to h[from] add to e: for a smooth loss c is proportional to h, so
- * that c(h) = 2c(h/2) up to terms in h^3, and vanishes with it. */
+/* Bounds the contribution to e of kinks of the loss at steps up to h[from]. For a smooth loss c is proportional to h:
+ * c(h) = 2c(h/2) up to terms in h^3, so the difference vanishes. */
 static double corners(const double *c, size_t begin)
 {
     double max_deviation = 0.0;
@@ -223,7 +224,7 @@ static double corners(const double *c, size_t begin)
     return max_deviation + fabs(c[STEPS - 1]);
 }
 
-/* The entry of the tableau with the smallest estimate of its own error. */
+/* Finds the entry of the tableau with the smallest error estimate. */
 static void extrapolate(const double *e, const double *c, const double *h, double noise, double *value,
                         double *estimate)
 {
@@ -320,7 +321,7 @@ static void fini(checking *k)
     ar_module_destroy(k->module);
 }
 
-/* The report in one block with its tensors. */
+/* Allocates the report and its tensors in one block. */
 static ar_status make_room(ar_gradcheck_module_report **r, checking *k)
 {
     const size_t bytes = sizeof **r + k->n * sizeof *(*r)->tensor;

@@ -26,7 +26,7 @@ const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding 
 
 /* --- operations --------------------------------------------------------------------------------------------------- */
 
-enum { ACTIVATION_DIMS = 3 }; /* [b, s, features], from whose end dimensions are counted */
+enum { ACTIVATION_DIMS = 3 }; /* [b, s, features]; dimensions are counted from the end */
 
 static void placed_text(char out[AR_LINT_PLACED], bool is_known, const ari_lint_type *type)
 {
@@ -53,7 +53,7 @@ static void describe(ar_module_operation *o, const ari_ledger *l, const ari_ledg
         o->bytes += l->call[op->first_call + i].bytes;
 }
 
-/* Operations of the passes, but for reports of what is placed as it is reported. */
+/* Copies the operations of the passes, and omits reports whose placement is as declared. */
 static ar_status take_operations(ar_module_inspection *m, const ari_ledger *l, const ari_lint_placed *placed)
 {
     size_t capacity = m->operations;
@@ -69,7 +69,8 @@ static ar_status take_operations(ar_module_inspection *m, const ari_ledger *l, c
 
 /* --- dry runs ----------------------------------------------------------------------------------------------------- */
 
-/* One step of the first rank of each stage, whose samples go through it at once where they can. record: [stages]. */
+/* Records one step of the first rank of each stage. All samples pass through a stage together if possible. record:
+ * [stages]. */
 static ar_status record_stages(ari_ledger *record, const ari_cluster_options *o)
 {
     const ar_parallel *p = &o->run.parallel;
@@ -77,7 +78,7 @@ static ar_status record_stages(ari_ledger *record, const ari_cluster_options *o)
     ari_cluster_options options = *o;
     ari_dry_memory unused;
     options.run.steps = o->run.steps > 0;
-    options.run.numerics = AR_NUMERICS_NATIVE; /* one collective where exact sums have several */
+    options.run.numerics = AR_NUMERICS_NATIVE; /* native numerics use one collective where exact sums need several */
     options.tap = NULL;
     if (stages == 1)
         options.run.parallel.micro_batches = 1;

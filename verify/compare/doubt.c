@@ -69,7 +69,7 @@ ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *pas
     return AR_OK;
 }
 
-/* Where an element is along the dimension of the weights, and which of its vectors along that dimension it is in. */
+/* Returns an element's index along the dimension of the weights, and which vector along that dimension contains it. */
 static size_t column_of(const ari_uncertainty *d, size_t element)
 {
     return element / d->inner % d->width;
@@ -80,8 +80,8 @@ static size_t row_of(const ari_uncertainty *d, size_t element)
     return element / (d->inner * d->width) * d->inner + element % d->inner;
 }
 
-/* The root s of a second moment is a norm of the gradients so far, whatever their weights. If each gradient is off by
- * at most y of its size, s is off by d <= y s, and the bound's d/(s - d) is at most y/(1 - y). */
+/* The root s of a second moment is a norm of past gradients, for any weights. If each gradient is off by at most y of
+ * its size, s is off by d <= y s, and the bound d/(s - d) is at most y/(1 - y). */
 static ar_status read_gradients(double *extra, const ari_uncertainty *d, size_t start, size_t n)
 {
     enum { CHUNK = 1024 };
@@ -102,9 +102,9 @@ static ar_status read_gradients(double *extra, const ari_uncertainty *d, size_t 
     return AR_OK;
 }
 
-/* A step makes a moment d m + w g, or d v + w g^2, with d and w of 1 at most. The difference of m stays, and that of g
- * is added. The term w g is no larger than both moments together, and w g^2 no larger than v: so it is off by the
- * gradient's part y of that at most, whatever w and the scale of the gradients. */
+/* A step turns a moment m into d m + w g, or v into d v + w g^2, with d and w at most 1. The difference of m remains,
+ * and that of g is added. The term w g is at most as large as the two moments together, and w g^2 at most v. Hence the
+ * term is off by at most the fraction y by which the gradient is off, for any w and any scale of the gradients. */
 static ar_status read_moment(double *extra, const ari_uncertainty *d, size_t start, size_t n)
 {
     ari_lockstep past = ari_lockstep_begin(d->before, 2, start, n);
@@ -135,8 +135,8 @@ ar_status ari_uncertainty_read(double *extra, const ari_uncertainty *d, size_t s
 
 /* --- what weights explain of outputs ------------------------------------------------------------------------------ */
 
-/* The outputs of these modules have features before places, [sample, feature, place, ..]; Conv1D of transformers is a
- * linear module. */
+/* Returns true for modules whose outputs have features before positions: [sample, feature, position, ..]. transformers'
+ * Conv1D is a linear module. */
 static bool has_features_first(const char *name)
 {
     static const char *const kinds[] = {"Conv1d",    "Conv2d",       "Conv3d",    "ConvTranspose",
@@ -187,9 +187,9 @@ static int dimension_of(const ar_dump_tensor *output, const ar_dump_tensor *weig
     return feature_dim;
 }
 
-/* The output j is w_j x, a row or a column of the matrix times the input, or an element of a vector times its own, and
- * so is the input's gradient; a convolution's w_j are of all places, and its inputs may be those of a group. An input
- * of n elements is taken to be in no direction of the matrix: |W x|^2 = |W|^2 |x|^2 / n. */
+/* Output j is w_j x: a row or column of the matrix times the input, or an element of a vector times the input's
+ * element. The same holds for the input's gradient. A convolution's w_j covers all positions, and its inputs may be
+ * those of a group. An input of n elements is assumed to have no preferred direction: |W x|^2 = |W|^2 |x|^2 / n. */
 static ar_status doubt_matrix(ari_uncertainty *d, const ar_dump_tensor *const *weight, ari_arena *arena)
 {
     const ar_dump_tensor *w = weight[0];

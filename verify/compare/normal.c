@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decides whether two dumps differ as two runs do that round in other places: by runs with random rounding errors, else
- * by a bound. */
+/* Decides whether two dumps differ as two runs with different rounding do: by runs with random rounding errors if
+ * available, otherwise by a bound. */
 #include "verify/compare/normal.h"
 
 #include <math.h>
@@ -17,22 +17,22 @@
 
 /* --- sizes -------------------------------------------------------------------------------------------------------- */
 
-/* Rounding turns an Adam step round where a gradient is rounding itself: of new weights only the typical element
- * counts, of all else only the sums and the largest. */
+/* Rounding can flip the sign of an Adam step where the gradient itself is rounding. For new weights, therefore, only
+ * the typical element counts; for other tensors only root mean square and largest difference count. */
 static bool judges(int size, char pass)
 {
     return (size == ARI_NORMAL_TYPICAL) == (pass == 'n');
 }
 
-/* One rounding to the format in every element: equal numbers that were made in another way may be so far apart, even
- * where no draw happened to move them. */
+/* Returns the difference of one rounding in every element: correct numbers computed in different ways may differ this
+ * much, even if no draw changed them. */
 static double floor_of(int size, const ar_verify_row *r)
 {
     const ari_format f = ari_format_of(r->dtype);
     const double step = f.is_float ? ldexp(1.0, -f.mantissa) : 0.0;
     return size == ARI_NORMAL_RMS       ? r->rms_reference * step / sqrt(12.0)
            : size == ARI_NORMAL_LARGEST ? r->max_reference * step
-                                        : sqrt(2.0) - 1.0; /* one step in every other element */
+                                        : sqrt(2.0) - 1.0; /* a difference of one step in every other element */
 }
 
 static double typical_of(const ar_verify_row *r)
@@ -45,14 +45,14 @@ static double typical_of(const ar_verify_row *r)
     return n > 0.0 ? exp2(digits / n) - 1.0 : 0.0;
 }
 
-/* Infinity where one of the two is, or is NaN, and the other is something else: no rounding makes that. */
+/* Returns infinity if only one value is NaN or infinite, or if they differ in kind: no rounding causes that. */
 static double distance_of(const ar_verify_element *e)
 {
     const double a = e->value[0], b = e->value[1];
     return a == b || (isnan(a) && isnan(b)) ? 0.0 : isfinite(b - a) ? fabs(b - a) : HUGE_VAL;
 }
 
-/* A copy of a part that differs from the others differs from the reference. */
+/* A copy of a part that differs from the other copies differs from the reference. */
 static double size_of(int size, const ar_verify_row *r)
 {
     const double copies = r->copies_differ ? distance_of(&r->first) : 0.0;
@@ -73,15 +73,15 @@ static bool is_compared(const ar_verify_row *r)
 
 /* --- draws -------------------------------------------------------------------------------------------------------- */
 
-/* All runs against the reference: the draws, then the one that is judged. Each is measured by the others alone, so that
- * a run that is right is any of them (verify.md). */
+/* The differences of all runs from the reference: the draws, and last the run to be judged. Each run is measured by the
+ * others only, so that a correct run is equally likely to be any of them (verify.md). */
 typedef struct pool {
     size_t runs, tensors;
     double *size;              /* [tensors, ARI_NORMAL_SIZES, runs] */
-    double *ratio;             /* [tensors, runs] the most unusual size's, to the median of the other runs */
-    double *greatest, *middle; /* [runs] of the ratios of all tensors */
-    double *scratch;           /* [the larger of runs and tensors] */
-    ari_arena arena;           /* of these */
+    double *ratio;             /* [tensors, runs] ratio of the most unusual size to the other runs' median */
+    double *greatest, *middle; /* [runs] the greatest and the median of the ratios of all tensors */
+    double *scratch;           /* [max(runs, tensors)] */
+    ari_arena arena;           /* memory of these arrays */
 } pool;
 
 static int by_value(const void *a, const void *b)
@@ -157,7 +157,7 @@ static void fill_statistics(const pool *p)
     }
 }
 
-/* Degree to which a run is unusual, by its most unusual tensor or by all of them. */
+/* Returns how unusual a run is, by its most unusual tensor or by all tensors. */
 static double unusual(const pool *p, size_t run)
 {
     return fmax(ratio_over(p->greatest[run], median_of_others(p, p->greatest, run)),
@@ -177,7 +177,7 @@ static void judge_pool(ari_normal *n, const pool *p)
     n->normal = n->more_unusual > 0;
 }
 
-/* [draws, ARI_NORMAL_SIZES] of a tensor, into the pool. */
+/* Reads a tensor's draws, [draws, ARI_NORMAL_SIZES], into the pool. */
 static ar_status read_draws(const pool *p, size_t t, const ar_dump_tensor *draw_tensor)
 {
     double *x = &p->size[t * ARI_NORMAL_SIZES * p->runs];
@@ -245,7 +245,7 @@ static bool has_draws(const ar_dump *d)
     return false;
 }
 
-/* Leaves n->draws 0 where the file has none. */
+/* Judges by draws; leaves n->draws at 0 if the file has none. */
 static ar_status judge_by_draws(ari_normal *n, const char *draws)
 {
     pool p = {0};
@@ -268,17 +268,17 @@ bool ari_normal_find_draws(char *path, size_t cap, const char *reference)
     if (n > 0 && (size_t)n < cap && access(path, R_OK) == 0)
         return true;
     n = snprintf(path, cap, "%.*sallowed.safetensors", folder, reference);
-    return n > 0 && (size_t)n < cap && access(path, R_OK) == 0; /* a path that is cut off is another's */
+    return n > 0 && (size_t)n < cap && access(path, R_OK) == 0; /* a truncated path would name another file */
 }
 
 /* --- the bound ---------------------------------------------------------------------------------------------------- */
 
-/* Deviations that a sum of independent errors stays within, and the largest of a tensor's elements within so many more:
- * a normal number is past six once in 10^9. */
+/* Deviations that bound a sum of independent errors, and additional deviations for the largest element of a tensor: a
+ * normal variable exceeds six deviations once in 10^9. */
 static const double max_deviations = 8.0, within_largest = 6.0;
 
-/* Round-offs an operation adds to a value, relative to its tensor: its own, and those of the longest sum there is,
- * which is formed in fp32 (Higham and Mary 2019: the root of its length). */
+/* Returns the roundoffs that an operation adds to a value, relative to the tensor: its own rounding, and that of the
+ * longest sum, formed in fp32 (Higham and Mary 2019: the square root of its length). */
 static double roundings(const ari_normal *n, double step)
 {
     double longest = 1.0;
@@ -320,7 +320,7 @@ static void judge_by_bound(ari_normal *n, double step)
 
 /* --- the answer --------------------------------------------------------------------------------------------------- */
 
-/* The coarsest format of a tensor: what rounds the most decides. */
+/* Finds the coarsest format among the tensors, whose rounding dominates. */
 static double find_precision(ari_normal *n, const ar_verify_report *r)
 {
     static const char *const names[] = {[AR_F64] = "fp64", [AR_F32] = "fp32", [AR_F16] = "fp16", [AR_BF16] = "bf16"};
@@ -337,7 +337,7 @@ static double find_precision(ari_normal *n, const ar_verify_report *r)
     return ldexp(1.0, -coarsest.mantissa);
 }
 
-/* Names a difference that is not one of values. */
+/* Reports a difference that is not a difference of values. */
 static bool tell_other_kind(ari_normal *n, const ar_verify_report *r)
 {
     static const char *const kinds[] = {[AR_VERIFY_SHAPE] = "has another shape",

@@ -5,30 +5,30 @@
 
 #include "anyrank/verify.h"
 
-/* Decides whether two dumps differ as two runs do that round in other places. verify.md, "Is this difference normal?",
- * has the rule and its derivation. */
+/* Decides whether two dumps differ as two runs with different rounding do. verify.md, "Is this difference normal?", has
+ * the rule and its derivation. */
 
-/* A file of allowances has the differences of the draws too, each an F64 [draws, ARI_NORMAL_SIZES] of this name and the
- * tensor's: root mean square and largest |difference|, and the typical one in steps of the dtype, as
- * 2^(mean number of binary digits of the steps) - 1. */
+/* A file of allowances also contains the differences of the draws, for each tensor an F64 [draws, ARI_NORMAL_SIZES]
+ * under this prefix and the tensor's name: root mean square and largest |difference|, and the typical difference in
+ * steps of the dtype, as 2^(mean number of binary digits of the steps) - 1. */
 #define ARI_NORMAL_PREFIX "anyrank.draws/"
 enum { ARI_NORMAL_RMS, ARI_NORMAL_LARGEST, ARI_NORMAL_TYPICAL, ARI_NORMAL_SIZES };
 
 typedef struct ari_normal_row {
     const ar_verify_row *row; /* of the report */
-    double rms, largest;      /* of the difference, over the reference's; infinite: the reference is 0 */
-    double ratio;      /* to the median draw, of the size that is the most unusual; without draws: to the bound */
+    double rms, largest;      /* of the difference, relative to the reference; infinite: the reference is 0 */
+    double ratio;      /* ratio to the median draw for the most unusual size; without draws, ratio to the bound */
     double percentile; /* percentile of that size among the draws, in [0, 100); NaN: no draws */
 } ari_normal_row;
 
 typedef struct ari_normal {
     bool normal;
-    size_t draws;                    /* 0: a bound was judged by */
-    double statistic, max_statistic; /* draws: how unusual the difference is, and the most unusual draw */
-    size_t more_unusual;             /* draws that are more unusual than the difference */
+    size_t draws;                    /* number of draws; 0: judged by a bound */
+    double statistic, max_statistic; /* with draws: how unusual the difference is, and the most unusual draw */
+    size_t more_unusual;             /* number of draws that are more unusual than the difference */
     char precision[32];              /* of the rounding */
     char sentence[768];              /* the answer */
-    ari_normal_row *row;             /* [rows] that are compared, the most unusual first */
+    ari_normal_row *row;             /* [rows] compared tensors, the most unusual first */
     size_t rows;
 } ari_normal;
 

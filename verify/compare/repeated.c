@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A dump's tensor beside one of another shape: with dimensions of one index repeated, or with neighbouring dimensions
- * in one. */
+/* Compares a dump's tensor with one of another shape: repeats dimensions of extent 1, or merges or splits adjacent
+ * dimensions. */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "verify/compare/verify_impl.h"
 #include "verify/read/dump_private.h"
 
-/* The tensor with parts and boxes of its own. */
+/* Copies the tensor with its parts and boxes. */
 static ar_status copy_boxes(ari_repeated *s, const ar_dump_tensor *t, ari_arena *arena)
 {
     size_t boxes = 0;
@@ -55,7 +55,7 @@ static size_t sample_step(size_t n)
 
 /* --- neighbouring dimensions in one ------------------------------------------------------------------------------- */
 
-/* Moves what a tensor or box has of dimensions from `src_dim` on to `dst_dim` on. */
+/* Moves the entries for dimensions from `src_dim` on to `dst_dim` on. */
 static void shift(size_t *x, int ndim, int src_dim, int dst_dim)
 {
     memmove(x + dst_dim, x + src_dim, (size_t)(ndim - src_dim) * sizeof *x);
@@ -68,7 +68,8 @@ static void shift_box(ar_dump_box *b, int ndim, int src_dim, int dst_dim)
     shift(b->stride, ndim, src_dim, dst_dim);
 }
 
-/* Makes dimensions d and d + 1, of `inner` elements, one. False: the box is none of that. */
+/* Merges dimensions d and d + 1, the second of which has `inner` elements. Returns false if the box cannot be
+ * merged. */
 static bool merge_box(ar_dump_box *b, int ndim, int d, size_t inner)
 {
     const bool rows = b->extent[d + 1] == inner && (b->stride[d] == inner * b->stride[d + 1] || b->extent[d] == 1);
@@ -81,7 +82,8 @@ static bool merge_box(ar_dump_box *b, int ndim, int d, size_t inner)
     return true;
 }
 
-/* Makes of dimension d two, the second of `inner` elements: whole rows of these, or a part of one row. */
+/* Splits dimension d into two, the second with `inner` elements. The box must contain whole rows, or part of one
+ * row. */
 static bool split_box(ar_dump_box *b, int ndim, int d, size_t inner)
 {
     const size_t begin = b->global[d], n = b->extent[d], stride = b->stride[d];
@@ -123,7 +125,7 @@ static bool split(ari_repeated *s, int d, size_t inner)
     return true;
 }
 
-/* From dimension d on: one of the wanted ones is several of the tensor's, or the other way about. */
+/* Reshapes from dimension d on, where one requested dimension is several of the tensor's, or several are one. */
 static bool reshape_at(ari_repeated *s, int d, int ndim, const size_t *shape)
 {
     ar_dump_tensor *t = &s->tensor;
@@ -162,7 +164,7 @@ static void swap(size_t *x, int a, int b)
     x[b] = of_a;
 }
 
-/* [b, s, h d] as [b, h, s, d]: heads before tokens. */
+/* Reshapes [b, s, h d] to [b, h, s, d], with heads before tokens. */
 static ar_status reshape_heads(bool *fits, ari_repeated *s, const ar_dump_tensor *t, int ndim, const size_t *shape,
                                ari_arena *arena)
 {
@@ -181,7 +183,7 @@ static ar_status reshape_heads(bool *fits, ari_repeated *s, const ar_dump_tensor
     return AR_OK;
 }
 
-/* By how much two tensors of one shape differ, of some of their elements. */
+/* Measures how much two tensors of one shape differ in a sample of their elements. */
 static ar_status distance(double *delta, const ar_dump_tensor *a, const ar_dump_tensor *b)
 {
     *delta = 0.0;
@@ -205,7 +207,7 @@ ar_status ari_reshaped_init(bool *fits, ari_repeated *s, const ar_dump_tensor *t
         return AR_OK;
     AR_TRY(reshape(fits, s, t, target->ndim, target->shape, arena));
     AR_TRY(reshape_heads(&fits_heads, &heads, t, target->ndim, target->shape, arena));
-    if (*fits && fits_heads) { /* as many heads as tokens: values tell */
+    if (*fits && fits_heads) { /* there are as many heads as tokens, so the values decide */
         AR_TRY(distance(&deltas[0], &s->tensor, target));
         AR_TRY(distance(&deltas[1], &heads.tensor, target));
     }
@@ -222,7 +224,7 @@ bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b)
 
 /* --- one for many ------------------------------------------------------------------------------------------------- */
 
-/* Element i of the larger tensor at index 0 of the dimensions that the other has one index of. */
+/* Returns the element of the smaller tensor for element i of the larger one: index 0 in dimensions of extent 1. */
 static size_t first_of(const ar_dump_tensor *large, const ar_dump_tensor *small, size_t i)
 {
     size_t index = 0, stride = 1;

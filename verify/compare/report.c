@@ -48,7 +48,7 @@ static void set_measures(json_t *o, const ar_verify_row *r)
     set(o, "ratio", r->ratio);
 }
 
-/* An element and its two values; nulls where no element is told, as of another shape. */
+/* Writes an element's index and its two values, or nulls if there is none, for example for different shapes. */
 static void set_place(json_t *o, const ar_verify_row *r, const ar_verify_element *e, const char *const keys[3],
                       bool has_element)
 {
@@ -206,8 +206,8 @@ static json_t *bins_of(const ar_verify_row *r)
     return list;
 }
 
-/* A row as a page shows it, with its histogram and heat map. A line in the table is enough for the many equal
- * tensors. */
+/* Returns a row for the report page, with its histogram and heat map. Equal tensors, of which there are many, need only
+ * their line in the table. */
 static json_t *page_row(const ar_verify_row *r)
 {
     const ar_verify_map *m = &r->map;

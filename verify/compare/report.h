@@ -7,8 +7,8 @@
 
 /* A report for programs: docs/guide/verify.md lists the fields. */
 
-/** The whole: the facts, the first tensor that differs, and all that do, the worst first. For the caller to json_decref;
- *  NULL without memory. */
+/** Returns the whole report: the facts, the first tensor that differs, and all that differ, the worst first. The caller
+ *  releases it with json_decref; NULL if memory is short. */
 json_t *ari_verify_report_json(const ar_verify_report *r);
 /** Returns the row of a tensor, in the form in which the report lists those that differ; NULL: no row. A new
  *  reference. */

@@ -20,9 +20,9 @@
 
 /* --- samples ------------------------------------------------------------------------------------------------------ */
 
-/* The order of samples. A dump may say of each step which samples it had, as a number for each by what the model was
- * given. Where both dumps had the same ones in another order, as loaders deal them to ranks in different ways, tensors
- * by sample are read in the reference's order. */
+/* The order of samples. A dump may record each step's samples as digests of the model's inputs. If both dumps have the
+ * same samples in different order, because loaders distribute them to ranks differently, tensors with samples are read
+ * in the reference's order. */
 
 typedef struct numbered {
     long long digest;
@@ -46,7 +46,7 @@ static ar_status sort_digests(numbered **sorted, const json_t *list, ari_arena *
     return AR_OK;
 }
 
-/* Fills s->place if the two lists have the same digests in another order. */
+/* Fills s->place if the two lists have the same digests in different order. */
 static ar_status compare_order(ari_sample_order *s, const json_t *reference, const json_t *candidate, ari_arena *arena)
 {
     numbered *a = NULL, *b = NULL;
@@ -91,8 +91,8 @@ static ar_status learn_orders(sample_orders *o, const json_t *reference, const j
     return AR_OK;
 }
 
-/* Gives the other dump its samples in the reference's order. Errors: AR_ERR_FORMAT (a dump says of its samples what is
- *  no JSON), AR_ERR_MEMORY. */
+/* Reorders the other dump's samples to the reference's order. Errors: AR_ERR_FORMAT (a dump's sample digests are
+ * invalid JSON), AR_ERR_MEMORY. */
 static ar_status verify_samples(ari_verifying *v)
 {
     ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
@@ -113,20 +113,20 @@ static ar_status verify_samples(ari_verifying *v)
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-/* A model with experts under transformers' names in memory (from version 5 on) beside one under Hugging Face's: there
- * the experts of a layer are two parameters, mlp.experts.gate_up_proj [E, 2F, h] and down_proj [E, h, F], Mixtral's
- * block_sparse_moe is mlp too, and what the router and the experts are given has one row a token, [b*s, ..]. Experts
- * with biases are GPT-OSS's, [E, h, 2F] with gate and up in turn. */
+/* Matches a model with experts as transformers names it in memory (from version 5) with the names in Hugging Face's
+ * files. In memory the experts of a layer are two parameters, mlp.experts.gate_up_proj [E, 2F, h] and down_proj [E, h,
+ * F]; Mixtral's block_sparse_moe is called mlp too; and inputs of router and experts have one row per token, [b*s, ..].
+ * Experts with biases are GPT-OSS's, [E, h, 2F] with alternating gate and up. */
 
 #define MIXTRAL ".block_sparse_moe"
 #define EXPERTS ".experts."
 enum { GATE, UP, DOWN, PARTS, ALONE = PARTS, NAME = 160 };
 
-/* A name of one dump, without pass and step, by that which the other may have for it. */
+/* A name in one dump without pass and step, and the name that the other dump may have for it. */
 typedef struct other_name {
     char name[NAME], dump_name[NAME];
-    const ar_dump_tensor *t; /* the first of its passes */
-    int part;                /* of an expert; ALONE: the tensor itself */
+    const ar_dump_tensor *t; /* the first tensor with this name */
+    int part;                /* part of an expert; ALONE: the tensor itself */
     size_t expert;
     bool is_moe; /* a value of the router or of the experts */
 } other_name;
@@ -134,13 +134,14 @@ typedef struct other_name {
 typedef struct other_names {
     other_name *list; /* by name */
     size_t n, capacity;
-    const ar_dump *dump, *peer_dump; /* whose names they are of; whose tensors may have them */
-    bool biased;                     /* experts have biases */
+    const ar_dump *dump, *peer_dump; /* the dump with these names, and the dump whose tensors may have the other
+                                        names */
+    bool biased;                     /* true if experts have biases */
 } other_names;
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-/* "5.w3.weight": expert 5's UP. What follows, as ".exp_avg", goes to *rest. */
+/* Parses an expert's name: "5.w3.weight" is expert 5's UP. *rest: the text after it, such as ".exp_avg". */
 static bool read_expert(const char *text, size_t *expert, int *part, const char **rest)
 {
     static const char *const leaves[3][PARTS] = {{"gate_proj.weight", "up_proj.weight", "down_proj.weight"},
@@ -169,7 +170,7 @@ static bool is_within(const char *name)
            strncmp(module, "shared_expert", strlen("shared_expert")) == 0;
 }
 
-/* The name with "mlp" for Mixtral's module. False: it is too long. */
+/* Writes the name with "mlp" instead of Mixtral's module. Returns false if the name is too long. */
 static bool plain_name(char *out, size_t cap, const char *name)
 {
     const char *match = strstr(name, MIXTRAL);
@@ -178,7 +179,8 @@ static bool plain_name(char *out, size_t cap, const char *name)
     return n >= 0 && (size_t)n < cap;
 }
 
-/* Names a tensor as its experts are together, or by itself. False: it has no other name, or one that is too long. */
+/* Names a tensor as part of stacked experts, or as a whole. Returns false if it has no other name or the name is too
+ * long. */
 static bool name_other(other_name *o, const ar_dump_tensor *t, const char *path)
 {
     char name[NAME];
@@ -209,7 +211,7 @@ static int by_other_name(const void *a, const void *b)
     return order ? order : strcmp(x->dump_name, y->dump_name);
 }
 
-/* Each once, whatever passes and steps there are of it. */
+/* Lists each name once, however many passes and steps have it. */
 static ar_status list_others(other_names *o)
 {
     const char *path = ar_dump_path(o->dump);
@@ -230,7 +232,7 @@ static ar_status list_others(other_names *o)
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* True if t, of all experts of a layer, has this one where it belongs. */
+/* Returns true if t, which stacks all experts of a layer, has the shape for this expert's part. */
 static bool fits_expert(const ar_dump_tensor *t, const other_name *o, bool turned)
 {
     const size_t rows = o->t->shape[0] * (o->part == DOWN ? 1 : 2);
@@ -238,7 +240,7 @@ static bool fits_expert(const ar_dump_tensor *t, const other_name *o, bool turne
            t->shape[turned ? 2 : 1] == rows && (t->ndim == 2 || t->shape[turned ? 1 : 2] == o->t->shape[1]);
 }
 
-/* Under the name that the other dump has, of t's own pass and step; nothing where there is such a tensor already. */
+/* Adds a cut under the other dump's name with t's pass and step, unless a tensor with that name already exists. */
 static ar_status add_cut(ari_tensor_cuts *cuts, bool *added, const other_names *names, const ar_dump_tensor *t,
                          const other_name *o)
 {
@@ -251,7 +253,7 @@ static ar_status add_cut(ari_tensor_cuts *cuts, bool *added, const other_names *
     return AR_OK;
 }
 
-/* Expert after expert, all of them and none twice: there are as many as t has. */
+/* Cuts t into its experts. The names must include every expert of t exactly once. */
 static ar_status cut_experts(ari_tensor_cuts *cuts, const other_names *names, const ar_dump_tensor *t,
                              const other_name *experts, size_t n)
 {
@@ -270,7 +272,8 @@ static ar_status cut_experts(ari_tensor_cuts *cuts, const other_names *names, co
     return AR_OK;
 }
 
-/* Samples and their tokens in one dimension, which the other dump has apart; the features are another pass's. */
+/* Returns true if t has samples and tokens merged into one dimension that are separate in the other dump; the number of
+ * features is that of another pass. */
 static bool is_folded(const ar_dump_tensor *t, const ar_dump_tensor *unfolded)
 {
     return t->ndim > 0 && unfolded->ndim == t->ndim + 1 && t->count > 0 &&
@@ -294,7 +297,7 @@ static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *c
 {
     const other_names *names = user;
     const size_t stem = ari_order_of(t->name, ar_dump_path(names->peer_dump)).stem;
-    size_t begin = 0, n = 0; /* the first whose name is not before the stem */
+    size_t begin = 0, n = 0; /* the first name that is not before the stem */
     ARI_BISECT(begin, names->n, i, strncmp(names->list[i].name, t->name, stem) < 0)
     while (begin + n < names->n && strlen(names->list[begin + n].name) == stem &&
            memcmp(names->list[begin + n].name, t->name, stem) == 0)
@@ -306,8 +309,8 @@ static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *c
     return n == 1 ? cut_alone(cuts, names, t, &names->list[begin]) : AR_OK;
 }
 
-/* Gives tensors of a model with experts the names and shapes that the other dump has for them: one for each expert's
- *  parameter, where a dump has those of a layer together, and samples apart. Errors: AR_ERR_MEMORY. */
+/* Gives tensors of a model with experts the names and shapes of the other dump: one tensor per expert's parameter where
+ * a dump stacks a layer's experts, and separate samples. Errors: AR_ERR_MEMORY. */
 static ar_status verify_unstack(ari_verifying *v)
 {
     for (int k = 0; k < 2; k++) {
@@ -374,7 +377,7 @@ static ar_status open_dumps(ari_verifying *v)
 
 /* --- totals ------------------------------------------------------------------------------------------------------- */
 
-/* Differences have a size, or they are of another kind and come after those that have: dtypes, shapes, copies. */
+/* Returns the size of a difference for sorting; differences of dtype, shape or copies have no size and come last. */
 static double badness(const ar_verify_row *r, bool by_ratio)
 {
     if (r->state != AR_VERIFY_DIFFERENT)
@@ -545,7 +548,7 @@ ar_status ar_verify(ar_verify_report **out, const ar_verify_options *o)
     return AR_OK;
 }
 
-/* Frees text that the report owns and its readers see as const. */
+/* Frees text that the report owns and readers see as const. */
 static void free_text(const char *text)
 {
     char *writable = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of a tensor that differ from each other: the one that is furthest from the reference is compared, since each
- * rank continues with its own. */
+/* Handles copies of a tensor that differ from each other. Since each rank continues with its copy, the copy that is
+ * furthest from the reference is compared. */
 #include <math.h>
 
 #include "ref/core/size.h"
@@ -28,7 +28,7 @@ static ar_status copy_init(ar_dump_tensor *out, const ar_dump_tensor *t, int cop
     return AR_OK;
 }
 
-/* The largest difference of a copy, in parts of what the rule allows if it is a tolerance. */
+/* Computes a copy's largest difference, relative to the allowed difference if the rule is a tolerance. */
 static ar_status largest_difference(double *largest, const ari_pair *p, const ar_dump_tensor *copy)
 {
     const ar_dump_tensor *const sides[] = {p->side[0], copy};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arithmetic of a run that no tensor of it shows, as its capture recorded it: the format in which gradients are reduced
- * (a communication hook, FSDP2's reduce_dtype), and parameters whose update is orthogonalised in 16 bits. */
+/* Reads facts about a run's arithmetic that no tensor shows and its capture recorded: the format in which gradients are
+ * reduced (a communication hook, FSDP2's reduce_dtype), and parameters whose update is orthogonalised in 16 bits. */
 #include <jansson.h>
 #include <math.h>
 #include <string.h>
@@ -76,16 +76,16 @@ void ari_find_excused_by_reduction(const ari_verifying *v)
 
 /* --- updates that are orthogonalised ------------------------------------------------------------------------------ */
 
-/* An iteration of Newton and Schulz multiplies small singular values by 3.4445, five of them by 485: in 16 bits,
- * rounding of the input decides the update in the directions in which the input has less than that, and each element
- * there may be off by as much as it is. In those directions the input has next to nothing, so that the update's
- * product with it, a sum of singular values, is nearly that of all others, which are right up to some roundings. A
- * wrong rate, scale, momentum, or part of a matrix changes that product. The bounds are 16 roundings of bf16 for the
- * whole product, and 64 for that of a row or a column, of which a few terms make the most. In matrices of any rank
- * with 16 rows and columns or more, whose inputs differed by up to 1e-4 of themselves, the products were off by 9 and
- * 25. */
+/* A Newton-Schulz iteration multiplies small singular values by 3.4445, and five iterations by 485. In 16 bits,
+ * rounding of the input decides the update in directions in which the input is smaller than that, and an element there
+ * may be off by its whole size. The input has almost no component in those directions. The product of update and input,
+ * a sum of singular values, is therefore almost that of the other directions, which are correct up to a few roundings.
+ * A wrong rate, scale, momentum, or part of a matrix changes that product. The bounds are 16 bf16 roundings for the
+ * whole product, and 64 for the product of a row or a column, which has few dominant terms. For matrices of any rank
+ * with at least 16 rows and columns, whose inputs differed by up to 1e-4 relative, the products were off by 9 and 25
+ * roundings. */
 static const double WHOLE_PRODUCT = 0x1p-5, LINE_PRODUCT = 0x1p-3;
-/* A row or column whose product is less than this part of their mean is judged as one that has it. */
+/* A row or column whose product is less than this fraction of the mean is judged with this fraction. */
 static const double LEAST_LINE = 0.25;
 
 bool ari_is_orthogonalised(const ari_verifying *v, const char *stem, size_t n)
@@ -99,7 +99,7 @@ bool ari_is_orthogonalised(const ari_verifying *v, const char *stem, size_t n)
 
 /* Products of the reference's update, and of the difference of both, with a matrix. */
 typedef struct products {
-    double total, all_apart, size; /* size: the matrix's norm */
+    double total, all_apart, size; /* size: norm of the matrix */
     double *line, *line_apart;     /* [rows + cols] */
     size_t rows, cols;
 } products;
@@ -149,8 +149,9 @@ static bool have_size(const ari_update *u)
     return !u->moment || u->moment->count == u->gradient->count;
 }
 
-/* The update is made of the moment, which it is never across, as it may be of a gradient that turns back. The last
- * gradient tells a moment without it, or with more of it, from the right one. */
+/* The update is computed from the moment and never orthogonal to it, while it may be orthogonal to a gradient that
+ * changes direction. The last gradient distinguishes a moment that lacks it, or contains it too often, from the right
+ * moment. */
 ar_status ari_is_same_orthogonal(bool *equal, const ari_update *u)
 {
     ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};

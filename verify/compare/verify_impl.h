@@ -24,32 +24,33 @@
 
 /* Bit layout of a dtype's elements. Complex numbers are pairs of their parts. */
 typedef struct ari_format {
-    ar_dtype dtype;   /* of one number */
-    size_t bits;      /* of one number */
-    size_t parts;     /* numbers an element: 2 of complex ones */
-    bool is_float;    /* else an integer or a BOOL */
+    ar_dtype dtype;   /* dtype of a single number */
+    size_t bits;      /* bits of a single number */
+    size_t parts;     /* numbers per element: 2 for complex dtypes */
+    bool is_float;    /* true for a float, false for an integer or BOOL */
     bool is_signed;   /* a sign bit, or two's complement */
-    int mantissa;     /* floats: stored bits */
+    int mantissa;     /* floats: number of stored mantissa bits */
     int min_exponent; /* floats: exponent of the smallest normal number */
-    uint64_t finite;  /* floats: the largest finite magnitude's bits */
-    bool has_inf;     /* floats: the next bits are infinity, those above NaN; else all above are NaN */
+    uint64_t finite;  /* floats: bit pattern of the largest finite magnitude */
+    bool has_inf;     /* floats: true if the next bit pattern is infinity, followed by NaNs; false if all larger
+                         patterns are NaN */
 } ari_format;
 ari_format ari_format_of(ar_dtype t);
 
 /* A chunk of one side. Numbers below 8 bits are unpacked to a byte each. */
 typedef struct ari_chunk {
     const unsigned char *raw; /* of the tensor itself, or `space` */
-    unsigned char *space;     /* [ARI_CHUNK * 8] */
+    unsigned char *space;     /* [ARI_CHUNK * 8] scratch */
     double *value;            /* [ARI_CHUNK] */
 } ari_chunk;
 /** Points chunk->raw at numbers [start, start + n) of the tensor. Errors: those of ar_dump_read, AR_ERR_DTYPE. */
 AR_NODISCARD ar_status ari_chunk_raw(ari_chunk *c, const ar_dump_tensor *t, const ari_format *f, size_t start,
                                      size_t n);
-/** Bytes of n numbers as chunk->raw holds them. */
+/** Returns the size in bytes of n numbers in chunk->raw. */
 size_t ari_raw_bytes(const ari_format *f, size_t n);
 /** Counts NaN and infinities among n numbers. */
 void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, size_t *nan, size_t *inf);
-/** |b - a| of number i, without rounding the two first. */
+/** Computes |b - a| for number i without rounding the operands first. */
 double ari_exact_difference(const ari_format *fa, const unsigned char *a, const ari_format *fb, const unsigned char *b,
                             size_t i);
 /** Returns the pages of data that has been read to the system. */
@@ -58,17 +59,17 @@ void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, siz
 /* --- tensors of dumps (doubt.c, repeated.c) ----------------------------------------------------------------------- */
 
 enum { ARI_LOCKSTEP_TENSORS = 5, ARI_LOCKSTEP_ELEMENTS = 512 };
-/* A walk over elements [start, start + n) of up to ARI_LOCKSTEP_TENSORS tensors; of one that is NULL all are 0. */
+/* A walk over elements [start, start + n) of up to ARI_LOCKSTEP_TENSORS tensors; the values of a NULL tensor are 0. */
 typedef struct ari_lockstep {
     const ar_dump_tensor *const *tensor;
     int tensors;
     size_t start, n;
-    size_t index;                   /* of the n, which element it is */
+    size_t index;                   /* index of the current element */
     double x[ARI_LOCKSTEP_TENSORS]; /* x[k] of the k-th tensor */
     ar_status status;               /* status of reading, whose failure ends the walk */
     double read[ARI_LOCKSTEP_TENSORS][ARI_LOCKSTEP_ELEMENTS];
 } ari_lockstep;
-/** Before the first: ari_lockstep b = ari_lockstep_begin(..); while (ari_lockstep_next(&b)) .. AR_TRY(b.status); */
+/** Begins a walk: ari_lockstep b = ari_lockstep_begin(..); while (ari_lockstep_next(&b)) .. AR_TRY(b.status); */
 ari_lockstep ari_lockstep_begin(const ar_dump_tensor *const *tensor, int tensors, size_t start, size_t n);
 bool ari_lockstep_next(ari_lockstep *b);
 /** Returns a tensor of a step by the first n bytes of its name and its kind ("grad"); NULL: none. */
@@ -83,7 +84,7 @@ const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size
  * y)), where R is the largest move of any weight in that step. */
 enum { ARI_UNCERTAINTY_STEPS = 64 };
 typedef struct ari_uncertainty {
-    const ar_dump_tensor *grad[ARI_UNCERTAINTY_STEPS][2]; /* of the reference, of the other */
+    const ar_dump_tensor *grad[ARI_UNCERTAINTY_STEPS][2]; /* gradients of the reference and of the other run */
     double reach[ARI_UNCERTAINTY_STEPS];                  /* R */
     int steps;
     /* for a weight or moment: the value before its step in each dump, because a difference there persists; NULL:
@@ -97,9 +98,9 @@ typedef struct ari_uncertainty {
      * elements. */
     double *bias, *weight;       /* [width] */
     double *row;                 /* [rows] sizes */
-    double uniform, max_element; /* most: of an element, by the weights */
-    size_t width;                /* of the dimension along which the weights apply; 0: of weights */
-    size_t inner;                /* elements from one of that dimension to its next: 1 of the last one */
+    double uniform, max_element; /* most: largest effect of the weights on one element */
+    size_t width;                /* extent of the dimension to which the weights apply; 0: for weights themselves */
+    size_t inner;                /* distance of consecutive elements along that dimension: 1 for the last dimension */
 } ari_uncertainty;
 /** Computes the reference's R of a step: 0 if the dump lacks the weights before or after the step. Errors: those of
  *  reading. */
@@ -120,11 +121,11 @@ AR_NODISCARD ar_status ari_uncertainty_read(double *extra, const ari_uncertainty
 typedef struct ari_repeated {
     ar_dump_tensor tensor;
     ar_dump_part *part;
-    ar_dump_box *box; /* [boxes] of all parts */
+    ar_dump_box *box; /* [boxes] boxes of all parts */
     size_t boxes;
 } ari_repeated;
-/** The tensor with its dimensions of one index repeated until it has this shape. Borrows the tensor, which has parts.
- *  In the arena. Errors: AR_ERR_MEMORY. */
+/** Repeats a tensor along its dimensions of extent 1 until it has this shape. Borrows the tensor, which must have
+ *  parts. Allocates in the arena. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_repeated_init(ari_repeated *s, const ar_dump_tensor *t, const size_t *shape,
                                          ari_arena *arena);
 /** Describes the tensor in the shape of `target`, which has as many elements in a different number of dimensions: each
@@ -139,7 +140,7 @@ bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);
 
 /* --- statistics (verify_stats.c) ---------------------------------------------------------------------------------- */
 
-/* sum * 2^exponent: squares of binary64 numbers do not overflow. */
+/* The number sum * 2^exponent, in which squares of binary64 numbers do not overflow. */
 typedef struct ari_scaled {
     double sum;
     int exponent;
@@ -167,7 +168,7 @@ void ari_deviation_add(ari_deviation *total, const ari_deviation *t);
 typedef struct ari_rule {
     ar_verify_rule rule;
     uint64_t ulp;
-    double rtol, atol; /* sensitivity: atol */
+    double rtol, atol; /* for allowances: atol */
     bool nan_differs;
 } ari_rule;
 
@@ -178,16 +179,16 @@ typedef struct ari_scratch {
     uint64_t *steps;    /* [ARI_CHUNK] */
     double *shown;      /* [ARI_CHUNK] for the map: the difference relative to the allowance, or the difference */
     double *extra;      /* [ARI_CHUNK] allowance in addition to the rule's */
-    float *map;         /* [ARI_MAP_ROWS * ARI_MAP_COLS] */
+    float *map;         /* [ARI_MAP_ROWS * ARI_MAP_COLS] map of differences */
 } ari_scratch;
 
-/* One tensor that both have. */
+/* A tensor that both dumps have. */
 typedef struct ari_pair {
     const ar_dump_tensor *side[2];
     ari_format format[2];
     ari_rule rule;
     ar_verify_row *row;
-    size_t numbers; /* elements, times the parts of one */
+    size_t numbers; /* number of elements times numbers per element */
     size_t blocks;
     atomic_bool unequal; /* in bits, or not to be compared by bytes */
     ari_deviation tally;
@@ -196,7 +197,7 @@ typedef struct ari_pair {
 } ari_pair;
 /** True if two elements with different bits differ by the rule of this side of the pair. */
 bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b);
-/** All about numbers [start, start + n) of a pair, at most ARI_CHUNK. */
+/** Computes all statistics for numbers [start, start + n) of a pair, at most ARI_CHUNK. */
 AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                                        ari_scaled_sums *sums);
 
@@ -212,7 +213,7 @@ typedef struct ari_sides {
 typedef struct ari_verifying {
     ar_verify_options options;
     const ar_verify_options *o; /* those */
-    ar_dump *dump[2];           /* reference, other */
+    ar_dump *dump[2];           /* the reference's dump and the other one */
     ar_dump *allowed;           /* NULL: another rule */
     ar_verify_report *report;
     ari_arena arena;  /* memory of the following fields; not for the run's threads */
@@ -220,17 +221,18 @@ typedef struct ari_verifying {
     ari_pair *pair;   /* [pairs] */
     size_t pairs;
     int threads;
-    double roundoff;            /* of the run's shortest format, that in which gradients are reduced included */
-    double roundoff_of_tensors; /* that one not included */
+    double roundoff;            /* roundoff of the run's shortest format, including the format in which gradients are
+                                   reduced */
+    double roundoff_of_tensors; /* the same without the format in which gradients are reduced */
     bool many_excused;          /* gradients excuse so many new weights that nothing of the update was compared */
-    double reduced;             /* round-off of the format in which gradients are reduced; 0: of their own */
+    double reduced;             /* roundoff of the format in which gradients are reduced; 0: the gradients' format */
     const char **orthogonal;    /* [orthogonals] parameters whose update is orthogonalised in 16 bits */
     size_t orthogonals;
-    double largest[4]; /* ari_largest_rms of "b", "g", "m", "v" in a step; 0: not read yet */
+    double largest[4]; /* ari_largest_rms of "b", "g", "m", "v" in a step; 0: not computed yet */
     int largest_step;
 } ari_verifying;
 
-/** True if only one of the two dumps has the tensor. */
+/** Returns true if only one of the two dumps has the tensor. */
 bool ari_is_one_sided(const ar_verify_row *r);
 /** Tells whoever listens. */
 void ari_verify_progress(const ari_verifying *v, double fraction, const char *label);
@@ -240,11 +242,11 @@ typedef struct ari_names {
     const char *const *name; /* [count] */
     size_t count;
 } ari_names;
-/* Names of a run in which wrappers' components are dropped or added, as another run has them. */
+/* Names of a run after removing or adding wrapper components, so that they match another run's names. */
 typedef struct ari_unwrapped {
-    const char *const *name; /* [names[1].count]; NULL: as they were */
+    const char *const *name; /* [names[1].count] new names; NULL: the names are unchanged */
     size_t renamed;
-    char wrappers[2][ARI_WRAPPERS_TEXT]; /* the components that each run has and the other has not */
+    char wrappers[2][ARI_WRAPPERS_TEXT]; /* components that only one of the runs has, for each run */
 } ari_unwrapped;
 /** Maps names of the second run to the first run's names if they differ only in wrapper components ("module.",
  *  "_orig_mod."). out->name is NULL if no name does, or if two names would become equal. Memory is from the arena.
@@ -268,13 +270,13 @@ AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
 /** Returns true for tensors that are compared if both runs have them, and are not a difference if one lacks them:
  *  inputs, buffers, the number of steps. */
 bool ari_is_optional(const ari_order_key *key);
-/** True if one of n globs of --only or --ignore means this tensor. What a model is given, "input.NAME:fwd", is no
- *  output of a module: a glob of outputs, as "*:fwd", does not mean it. */
+/** Returns true if one of n globs of --only or --ignore matches the tensor. A model's input, "input.NAME:fwd", is not a
+ *  module's output, so that a glob for outputs such as "*:fwd" does not match it. */
 bool ari_any_glob_means(const char *const *globs, size_t n, const char *name);
 /** Refuses a glob that matches none of these names, and suggests the nearest name. option: "only" or "ignore". Always
  *  AR_ERR_NOT_FOUND. */
 AR_NODISCARD ar_status ari_glob_unmatched(const char *option, const char *glob, const char *const *names, size_t count);
-/** Begins the differences with a lost gradient, if there is one that precedes the first. */
+/** Moves a lost gradient to the front of the differences if it precedes the first. */
 void ari_verify_begin_with_lost(ar_verify_report *r);
 /** Reads the facts about the runs' arithmetic that no tensor shows. Errors: AR_ERR_FORMAT (a dump has invalid JSON
  *  there), AR_ERR_MEMORY. */
@@ -287,22 +289,22 @@ void ari_find_excused_by_reduction(const ari_verifying *v);
 /** Returns true if a parameter's update is made orthogonal in 16 bits; the parameter is given by the first n bytes of
  *  its name. */
 bool ari_is_orthogonalised(const ari_verifying *v, const char *stem, size_t n);
-/* A parameter's update, of both dumps, and what the reference's is made from. */
+/* A parameter's update in both dumps, and the inputs of the reference's update. */
 typedef struct ari_update {
     const ar_dump_tensor *before[2], *after[2];
-    const ar_dump_tensor *gradient, *moment; /* moment: NULL: not recorded */
+    const ar_dump_tensor *gradient, *moment; /* the optimizer's inputs; moment: NULL if not recorded */
 } ari_update;
 /** Sets *equal to true if two such updates are the same except in directions in which their input is close to zero.
  *  Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_is_same_orthogonal(bool *equal, const ari_update *u);
 /** Compares copies of a part with each other, then bytes, then computes statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
-/* Sizes of a step of the reference, read when first asked for; below 0: not yet. */
+/* Size of a step of the reference, computed on first use; negative: not computed yet. */
 typedef struct ari_step_size {
     double reach, gradient; /* ari_uncertainty_reach, ari_largest_rms of gradients */
 } ari_step_size;
-/** True if all of the other's moments are numbers of bf16, beyond chance, and the reference's are not. Errors: those of
- *  reading. */
+/** Finds out whether all of the other run's moments are bf16 numbers, beyond chance, while the reference's are not.
+ *  Errors: those of reading. */
 AR_NODISCARD ar_status ari_verify_find_short_moments(bool *found, const ari_verifying *v);
 /** Returns the round-off of a format; 0 for integers and for formats below 16 bits, whose values say too little. */
 double ari_roundoff_of(ar_dtype t);

@@ -18,8 +18,8 @@
 typedef struct found {
     const char *name;
     ari_sides sides;
-    bool lost;         /* a gradient that one dump lacks, though it has the parameter */
-    size_t dump_order; /* place in execution order by the dump itself; SIZE_MAX */
+    bool lost;         /* true if only one dump has the gradient although both have the parameter */
+    size_t dump_order; /* position in the dump's recorded execution order; SIZE_MAX: none */
     ari_order_key key;
 } found;
 
@@ -95,7 +95,7 @@ static void add_found(found *entries, size_t *n, const ari_verifying *v, const a
                               .key = ari_order_of(t->name, ar_dump_path(v->dump[a ? 0 : 1]))};
 }
 
-/* Names of only one dump: where none was expected, a mapping or a prefix is wrong. */
+/* Reports names that only one dump has, if all names should match: a mapping or a prefix is wrong. */
 static ar_status check_all_matched(const found *entries, size_t n)
 {
     const char *first_name[2] = {NULL, NULL};
@@ -116,7 +116,7 @@ static ar_status check_all_matched(const found *entries, size_t n)
         alone[0], alone[1], side == 0 ? "reference" : "other", ARI_SHOW(first_name[side]));
 }
 
-/* Both lists are sorted by name. */
+/* Joins the two lists, which are sorted by name. */
 static size_t join_names(found *entries, const ari_verifying *v)
 {
     const size_t na = ar_dump_count(v->dump[0]), nb = ar_dump_count(v->dump[1]);
@@ -132,7 +132,7 @@ static size_t join_names(found *entries, const ari_verifying *v)
     return n;
 }
 
-/* Passes, steps and stems; then the name itself, which tells equal ones apart. */
+/* Compares pass, step and stem, then the name to distinguish equal keys. */
 static int by_meaning(const void *a, const void *b)
 {
     const ari_order_key *x = &((const found *)a)->key, *y = &((const found *)b)->key;
@@ -150,8 +150,9 @@ static bool same_meaning(const found *a, const found *b)
            a->key.stem == b->key.stem && memcmp(a->key.name, b->key.name, a->key.stem) == 0;
 }
 
-/* A tensor that each side has under a name of its own, "x.weight" in a file of gradients and "x.weight:grad" in a dump
- * of ranks, is one, where no third makes it a guess. It keeps the reference's name. Returns how many there are then. */
+/* Pairs a tensor that has different names on the two sides, such as "x.weight" in a file of gradients and
+ * "x.weight:grad" in a dump of ranks, unless a third name makes the pair ambiguous. The pair has the reference's name.
+ * Returns the new number of entries. */
 static size_t join_by_meaning(found *entries, size_t n)
 {
     size_t kept_count = 0;
@@ -242,7 +243,7 @@ static bool of_stages(const ar_dump *d)
     return false;
 }
 
-/* The first of the two dumps that tells an order. */
+/* Takes the execution order from the first dump that states one. */
 static void take_given_order(const ari_verifying *v, found *entries, size_t n)
 {
     for (int s = 0; s < 2; s++) {
@@ -267,7 +268,7 @@ static int by_execution(const void *a, const void *b)
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
-/* A shape as the row tells it: complex numbers are pairs of F32, along a last dimension of 2. */
+/* Computes the shape that a row reports: complex numbers are pairs of F32 along a last dimension of 2. */
 static int shape_of(size_t *shape, const ar_dump_tensor *t)
 {
     memcpy(shape, t->shape, sizeof t->shape);
@@ -306,7 +307,7 @@ static void decide_state(ar_verify_row *r, const ari_sides *s, ar_verify_rule ru
     if (!ari_same_shape(a, b))
         r->state = AR_VERIFY_SHAPE;
     else if (a->dtype != b->dtype && (by_bits || a->dtype == AR_C64 || b->dtype == AR_C64))
-        r->state = AR_VERIFY_DTYPE; /* a complex number has no value to compare with a real one's */
+        r->state = AR_VERIFY_DTYPE; /* a complex number cannot be compared with a real number */
 }
 
 /* --- the rule of one tensor --------------------------------------------------------------------------------------- */
@@ -326,7 +327,8 @@ ar_status ari_allowance_read(double *allowed, const ar_dump *allowances, const c
         return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu elements; an allowance is one number", ARI_SHOW(path),
                             ARI_SHOW(name), t->count);
     AR_TRY(ari_dump_read_f64(t, 0, 1, allowed));
-    if (!(*allowed >= 0.0) || isinf(*allowed)) /* as of --rtol and --atol: nothing would be a difference */
+    if (!(*allowed >= 0.0) || isinf(*allowed)) /* an infinite or NaN allowance would accept any difference, as for
+                                                  --rtol and --atol */
         return ar_error_set(AR_ERR_DATA, "%s: %s is allowed to differ by %g; expected a finite number of 0 or more",
                             ARI_SHOW(path), ARI_SHOW(name), *allowed);
     return AR_OK;
@@ -345,7 +347,7 @@ static ar_status make_pair(ari_verifying *v, ar_verify_row *row, ari_sides *s)
     const bool has_bool = row->dtype == AR_BOOL || row->other_dtype == AR_BOOL;
     const bool has_integers = !p->format[0].is_float || !p->format[1].is_float;
     if (has_integers || o->rule == AR_VERIFY_SENSITIVITY)
-        p->rule.rtol = p->rule.atol = 0.0; /* ids, indices and counts have no rounding that a tolerance is for */
+        p->rule.rtol = p->rule.atol = 0.0; /* ids, indices and counts have no rounding, so no tolerance applies */
     p->rule.ulp = has_bool ? 0 : p->rule.ulp;
     if (!has_integers && o->rule == AR_VERIFY_SENSITIVITY)
         AR_TRY(ari_allowance_read(&p->rule.atol, v->allowed, o->allowed, s->tensors[0]->name, s->tensors[1]->name));
@@ -356,7 +358,7 @@ static ar_status make_pair(ari_verifying *v, ar_verify_row *row, ari_sides *s)
     return AR_OK;
 }
 
-/* A forward value that is the same for all samples may stand there once on one side: positions, a rotary table. */
+/* Repeats a forward value that one side stores once for all samples, such as positions or a rotary table. */
 static ar_status repeat_side(ari_verifying *v, ari_sides *s, char pass)
 {
     int which = -1;
@@ -365,15 +367,16 @@ static ar_status repeat_side(ari_verifying *v, ari_sides *s, char pass)
     AR_TRY(ari_verify_repeats(&which, s->tensors[0], s->tensors[1]));
     if (which < 0)
         return AR_OK;
-    ari_repeated *repeated = NULL; /* the side that is the other's along a dimension of one index */
+    ari_repeated *repeated = NULL; /* the side with a dimension of extent 1, repeated to the other's shape */
     AR_TRY(ARI_TAKE(&repeated, &v->arena, 1, "pairs of tensors"));
     AR_TRY(ari_repeated_init(repeated, s->tensors[which], s->tensors[1 - which]->shape, &v->arena));
     s->tensors[which] = &repeated->tensor;
     return AR_OK;
 }
 
-/* An output or gradient of a module may have dimensions in one that the other run has apart, as heads and what each of
- * them has: [b, s, h d] and [b, s, h, d], or [b, h, s, d]. Parameters have the shape that their program gives them. */
+/* Matches outputs and gradients of modules if one run has a product dimension where the other run has two dimensions,
+ * for example heads and head size: [b, s, h d] with [b, s, h, d] or [b, h, s, d]. Parameters keep the shape that their
+ * program gives them. */
 static ar_status reshape_side(ari_verifying *v, ari_sides *s, const char *name, char pass)
 {
     ar_verify_report *r = v->report;
@@ -382,7 +385,8 @@ static ar_status reshape_side(ari_verifying *v, ari_sides *s, const char *name, 
         ari_same_shape(s->tensors[0], s->tensors[1]))
         return AR_OK;
     const ar_dump_tensor *originals[2] = {s->tensors[0], s->tensors[1]};
-    const int fewer = originals[1]->ndim < originals[0]->ndim; /* whose dimensions come apart, if its parts do */
+    const int fewer = originals[1]->ndim < originals[0]->ndim; /* the side whose dimensions are split, if its parts
+                                                                  allow that */
     for (int i = 0; i < 2 && !fits; i++) {
         const int k = i == 0 ? fewer : 1 - fewer;
         ari_repeated *reshaped = NULL;
@@ -444,7 +448,7 @@ static bool is_ragged(const ari_verifying *v, const char *name)
     return true;
 }
 
-/* True for the run of a pipeline: its mesh begins with the stages. */
+/* Returns true for a pipeline's run, whose outermost mesh dimension is the stages. */
 static bool has_stages(const ar_dump *d)
 {
     const char *name = ari_layout_axes[ARI_LAYOUT_PP].name;
@@ -452,8 +456,8 @@ static bool has_stages(const ar_dump *d)
     return m && m->ndim > 0 && m->dim[0].size > 1 && strncmp(m->dim[0].name, name, strlen(name)) == 0;
 }
 
-/* A further call of a module, in one dump alone, where the other, of a pipeline, has no first call that is one tensor:
- * several stages call the module, and each counts its own calls. */
+/* Returns true for a repeated call of a module that only one dump has, if the other dump is a pipeline's without a
+ * first call in a single tensor: several stages call the module, and each counts only its calls. */
 static bool is_uncounted_call(const ari_verifying *v, const found *f)
 {
     char first_call[200], why[160];
@@ -466,8 +470,8 @@ static bool is_uncounted_call(const ari_verifying *v, const found *f)
     return has_stages(peer_dump) && ari_dump_is_ragged(peer_dump, first_call, why) && is_ragged(v, first_call);
 }
 
-/* True if the model is given as many tokens in a batch of another shape, as where each rank packs its own samples into
- * one row: an activation of that step then has another shape, and no element of it a counterpart. */
+/* Returns true if the model gets equally many tokens in a batch of another shape, for example because each rank packs
+ * its samples into one row. Activations of that step then have other shapes and no corresponding elements. */
 static bool is_repacked(const found *entries, size_t n, const found *f, const ari_sides **input_sides)
 {
     const ari_sides *s = &f->sides;
@@ -526,7 +530,7 @@ static long micro_batches_of(const ar_dump *d)
     return text ? strtol(text, NULL, 10) : 1;
 }
 
-/* True if each file has the whole tensor. */
+/* Returns true if each file has the whole tensor. */
 static bool has_whole_parts(const ar_dump_tensor *t)
 {
     for (size_t i = 0; i < t->parts; i++) {
@@ -614,8 +618,8 @@ ar_status ari_verify_match(ari_verifying *v)
     return select_rows(v, entries);
 }
 
-/* The first gradient of a parameter that one dump alone has is first unless something of the same step precedes it. Its
- * place in execution order is known only if the dump that tells the order has it. */
+/* Puts a gradient that only one dump has first, unless some difference of the same step precedes it. The gradient's
+ * position in the execution order is known only if the dump that states the order has it. */
 void ari_verify_begin_with_lost(ar_verify_report *r)
 {
     const ar_verify_row *first_row = &r->row[r->first];

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moments that the other run's optimizer keeps in bf16, in a file of fp32: within a tolerance, of another optimizer. */
+/* Finds moments that the other run's optimizer keeps in bf16 although the file has fp32: within a tolerance, this is
+ * evidence of another optimizer. */
 #include "ref/core/float_bits.h"
 #include "verify/compare/verify_impl.h"
 
-/* One fp32 number in 2^16 has the bits of bf16, but tiny ones, and zeros, come in many tensors of right runs: a tensor
- * alone proves nothing. So many second moments that are not zero, of all tensors and each in bf16, are no chance. */
+/* One fp32 number in 2^16 is a bf16 number, and tiny numbers and zeros are frequent in many tensors of correct runs,
+ * so one tensor proves nothing. This many nonzero second moments in all tensors, each a bf16 number, are no
+ * coincidence. */
 enum { ENOUGH = 1024 };
-/* The reference's are in fp32 if at most one in so many is a number of bf16. */
+/* The reference's moments count as fp32 if at most one in this many is a bf16 number. */
 enum { FEW = 16 };
 
 static bool is_of_fp32(const ari_pair *p)
@@ -15,10 +17,10 @@ static bool is_of_fp32(const ari_pair *p)
 }
 
 typedef struct moment_count {
-    size_t values, bf16; /* that are not zero; of these, numbers of bf16 */
+    size_t values, bf16; /* number of nonzero values; how many of them are bf16 numbers */
 } moment_count;
 
-/* Ends at the first value of the other that is NaN of bf16. */
+/* Stops at the other run's first value that is not a bf16 number. */
 static ar_status count_moments(moment_count *count, const ari_pair *p)
 {
     ari_lockstep b = ari_lockstep_begin(p->side, 2, 0, p->side[0]->count);
@@ -32,8 +34,8 @@ static ar_status count_moments(moment_count *count, const ari_pair *p)
     return b.status;
 }
 
-/* SGD's momentum begins as the gradient, which has 16 bits wherever the model does: Adam's second moments decide, which
- * are of squares, and the first have to agree. */
+/* SGD's momentum starts as the gradient, which has 16 bits if the model has. The decision therefore uses Adam's second
+ * moments, which are squares; the first moments have to agree. */
 ar_status ari_verify_find_short_moments(bool *found, const ari_verifying *v)
 {
     moment_count first_moment[2] = {{0}}, second[2] = {{0}};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two dead models agree: where all that could differ has the value that nothing computed would give, equality says
- * nothing, and is refused. */
+/* Refuses equality of two dead models: if everything compared has values that occur without any computation, equality
+ * proves nothing. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t)
 {
     float x[256];
-    *zero = t->dtype != AR_C64; /* of which nothing is said */
+    *zero = t->dtype != AR_C64; /* no statement is made about it */
     for (size_t start = 0; *zero && start < t->count; start += sizeof x / sizeof *x) {
         const size_t n = t->count - start < sizeof x / sizeof *x ? t->count - start : sizeof x / sizeof *x;
         AR_TRY(ar_dump_read_f32(t, start, n, x));
@@ -56,13 +56,13 @@ ar_status ari_proof_refuse(const ari_proof *proof, bool chosen)
                         n);
 }
 
-/* Reads up to the first element that is a finite number other than 0: of such a tensor the rule asks no more. */
+/* Counts values until the first finite number other than 0, which is all that the rule needs. */
 static ar_status count_dead_values(ari_value_counts *counts, const ar_dump_tensor *t)
 {
     float x[256];
     *counts = (ari_value_counts){.elements = t->count};
     if (t->dtype == AR_C64)
-        return AR_OK; /* of which nothing is said */
+        return AR_OK; /* no statement is made about it */
     for (size_t start = 0; start < t->count; start += sizeof x / sizeof *x) {
         const size_t n = t->count - start < sizeof x / sizeof *x ? t->count - start : sizeof x / sizeof *x;
         AR_TRY(ar_dump_read_f32(t, start, n, x));
@@ -77,7 +77,7 @@ static ar_status count_dead_values(ari_value_counts *counts, const ar_dump_tenso
     return AR_OK;
 }
 
-/* The first gradient that has a number ends it. */
+/* The first gradient with a finite nonzero number ends the search. */
 static ar_status refuse_dead_gradients(const ari_verifying *v)
 {
     ari_proof proof = {0};
@@ -160,7 +160,7 @@ static bool is_dimension(const ar_verify_report *r, size_t n)
     return false;
 }
 
-/* The reference's tensor of that name in its first step; NULL. */
+/* Returns the reference's tensor with this name in its first step, or NULL. */
 static const ar_dump_tensor *in_first_step(const ari_verifying *v, const char *name)
 {
     char first_name[256];
@@ -187,8 +187,8 @@ ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, cons
     return AR_OK;
 }
 
-/* Steps in which something is learned, or read anew, have other activations. Those of forward passes alone may be of
- * one batch on purpose. */
+/* Refuses steps with repeated activations. If the model learns, or reads new data, activations change from step to
+ * step. Steps of forward passes alone may use one batch on purpose. */
 static ar_status refuse_repeated_steps(const ari_verifying *v)
 {
     const ar_verify_report *r = v->report;
@@ -223,5 +223,5 @@ static ar_status refuse_dead(const ari_verifying *v)
 ar_status ari_verify_refuse_dead(const ari_verifying *v)
 {
     const ar_status st = v->report->same ? refuse_dead(v) : AR_OK;
-    return st == AR_ERR_DTYPE ? AR_OK : st; /* of values that are no fp32 equality is all that is known */
+    return st == AR_ERR_DTYPE ? AR_OK : st; /* for values that are not fp32 only equality is known */
 }

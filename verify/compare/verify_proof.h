@@ -17,13 +17,12 @@ typedef struct ari_value_counts {
 
 /* State of the checks so far. Initialise it with zeros. */
 typedef struct ari_proof {
-    size_t gradients; /* that both runs have */
-    size_t zero;      /* of these: all zero in both */
-    size_t dead;      /* of these: without any finite number other than 0 in both */
+    size_t gradients; /* number of gradients that both runs have */
+    size_t zero;      /* how many of them are all zero in both */
+    size_t dead;      /* how many of them have no finite number other than 0 in both */
 } ari_proof;
 
-/** Counts a tensor that both runs have and that is the same. pass: its kind, as ar_verify_row's; only a gradient, 'g',
- *  counts. */
+/** Counts a tensor that is the same in both runs. pass: its kind, as in ar_verify_row; only gradients, 'g', count. */
 void ari_proof_add(ari_proof *proof, char pass, const ari_value_counts *reference, const ari_value_counts *candidate);
 /** Refuses gradients without any finite number other than 0. Gradients that are all zero are refused if there are two
  *  or more, but not if globs chose them, because the user may be asking for zeros. Errors: AR_ERR_DATA. */
@@ -33,9 +32,10 @@ AR_NODISCARD ar_status ari_proof_refuse(const ari_proof *proof, bool chosen);
  * could differ in. ln V is the loss of equal logits, where V is a dimension of some tensor, and it never stays constant
  * while anything is learned. A single step has it if the last layer starts with zeros. */
 typedef struct ari_loss_proof {
-    size_t steps, without_number; /* that both runs have; of these, in the reference NaN or infinite */
+    size_t steps, without_number; /* number of steps that both runs have; how many of them have a NaN or infinite
+                                     loss in the reference */
     double first_loss;            /* the reference's first loss */
-    bool changes;                 /* a later one, or the other run's, is another */
+    bool changes;                 /* true if a later loss or the other run's loss is different */
 } ari_loss_proof;
 
 /** Counts a step's loss, which both runs have. */
@@ -46,5 +46,6 @@ AR_NODISCARD ar_status ari_loss_proof_refuse_numbers(const ari_loss_proof *proof
 size_t ari_loss_proof_logits(const ari_loss_proof *proof);
 /** Refuses such a loss once the caller has found V among the dimensions. Always AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_loss_proof_refuse_constant(const ari_loss_proof *proof);
-/** Refuses activations of later steps that all have the bits of the first step. Always AR_ERR_DATA. */
+/** Refuses activations of later steps that all equal those of the first step bit for bit. Always returns
+ *  AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_proof_refuse_repeated(size_t activations);

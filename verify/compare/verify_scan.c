@@ -16,8 +16,8 @@
 
 /* Facts that the elements of a tensor show only together: a common factor, and an allowance as large as the tensor. */
 
-/* The round-off of the shortest format among the tensors compared, or of the arithmetic that the allowances are of: a
- *  run in mixed precision rounds by it. */
+/* Returns the roundoff of the shortest format among the compared tensors, or of the arithmetic for which the allowances
+ * were measured. A run in mixed precision rounds to that format. */
 static double verify_roundoff(const ari_verifying *v)
 {
     double max_roundoff = ari_roundoff_allowed(v->report->allows);
@@ -28,21 +28,22 @@ static double verify_roundoff(const ari_verifying *v)
 
 /* --- a factor ----------------------------------------------------------------------------------------------------- */
 
-/* The best factor s = <a,b>/<a,a> of b = a + d is off by <a,d>/<a,a>. Independent errors d of the relative size r make
- * that r/sqrt(n), with n = (sum a^2)^2 / sum a^4 elements that count, at least sum a^2 / max a^2. r is what the
- * factor leaves. In 24,000 tensors of right runs (tests/pytorch/trial.py) the factor was off by at most 5.3 of these
- * deviations, where it was off by more than SYSTEMATIC. */
+/* The best factor s = <a,b>/<a,a> of b = a + d is off by <a,d>/<a,a>. Independent errors d of relative size r make the
+ * factor off by r/sqrt(n), where n = (sum a^2)^2 / sum a^4 is the effective number of elements, at least sum a^2 / max
+ * a^2. r is the difference that remains after applying the factor. In 24,000 tensors of correct runs
+ * (tests/pytorch/trial.py) the factor was off by at most 5.3 of these deviations whenever it was off by more than
+ * SYSTEMATIC. */
 static const double DEVIATIONS = 8.0;
-/* Errors that all elements share: a rounding of the run's format, and what sums of fp32 leave. In right runs the factor
- * was off by 24 roundings of fp32 at most where its own deviations do not explain it. */
+/* Error that all elements share: one rounding of the run's format, and the error of fp32 sums. In correct runs the
+ * factor was off by at most 24 fp32 roundings where its deviation does not explain it. */
 static const double SYSTEMATIC = 64.0 * 0x1p-24;
 /* A tensor whose error is above a quarter after its factor is removed has no factor. A few elements say little about
  * their errors. */
 static const double REST = 0.25;
 enum { LEAST_ELEMENTS = 16 };
 
-/* A factor on weights is their decay, which is judged by the elements. What weights that rounding moved make of an
- * output is no independent error of its elements. */
+/* Returns true if a common factor is meaningful. A factor on weights is their decay, which is judged by elements.
+ * Outputs of weights that rounding moved have errors that are not independent. */
 static bool has_factor(const ari_pair *pair)
 {
     const ar_verify_row *r = pair->row;
@@ -107,22 +108,25 @@ static ar_status verify_judge_factor(ari_verifying *v, const ari_pair *pair)
 
 /* --- an allowance that says nothing ------------------------------------------------------------------------------- */
 
-/* Allowances are 8 times what rounding did (rounding.py). In fp32 those of right steps are at most 7e-5 of a tensor's
- * largest element (bench/rounding_allowances.py); where rounding moves an element by a 64th of it, something amplifies
- * it: a quantiser, whose steps are that large, or a choice by values. With fewer bits deep gradients of right steps
- * reach 5.5 times the largest element, and experts that other tokens choose 14; 8 is an element that became another
- * one. */
+/* Largest plausible allowances. An allowance is 8 times what rounding changed (rounding.py). In fp32, allowances of
+ * correct steps are at most 7e-5 of a tensor's largest element (bench/rounding_allowances.py). If rounding changes an
+ * element by 1/64 of the largest, something amplifies it: a quantiser with steps of that size, or a selection by value.
+ * With fewer bits, deep gradients of correct steps reach 5.5 times the largest element, and experts that receive other
+ * tokens 14 times; 8 means an element became a different one. */
 static const double MOST_OF_F32 = 0.125, MOST_OF_FEWER = 8.0;
-/* A tensor that is zero but for rounding is no sign of it: its allowance is nothing beside the largest of its kind. */
+/* A tensor that is zero except for rounding does not indicate amplification: its allowance is negligible compared with
+ * the largest of its kind. */
 static const double OF_KIND = 0x1p-7;
 
-/* Adam amplifies rounding as it should, in new weights and what later steps make of them. */
+/* Returns true before the first update: Adam legitimately amplifies rounding in new weights and everything computed
+ * from them. */
 static bool is_before_update(const ar_verify_row *r)
 {
     return r->step <= 1 && r->elements > 1 && strchr("fbg", r->pass);
 }
 
-/* An allowance that is no measure of rounding, in a file that does not say of what, is the user's own number. */
+/* Finds allowances that do not measure rounding. If the file does not say for which arithmetic they were measured, they
+ * are the user's numbers. */
 static void verify_find_unjudged(const ari_verifying *v)
 {
     if (!v->report->allows[0])
@@ -144,15 +148,17 @@ static void verify_find_unjudged(const ari_verifying *v)
 
 /* Gradients that excuse new weights: those that are compared and whose difference is rounding. */
 
-/* A gradient is right if its difference has at most this part of its own root mean square: then only its smallest
- * elements are rounding. Right runs have 1e-6 in fp32 and some hundredths in bf16, a missing all-reduce about 1. */
+/* A gradient is correct if its difference is at most this fraction of its root mean square: then only its smallest
+ * elements are rounding. Correct runs have 1e-6 in fp32 and a few hundredths in bf16; a missing all-reduce has about
+ * 1. */
 static const double RIGHT_PART = 0.125;
-/* Right runs excuse at most 1 % of their new weights (tests/pytorch/trial.py), those of a missing all-reduce whose
- * gradients are within a tolerance, more than half: then nothing of the update was compared. */
+/* In correct runs gradients excuse at most 1 % of the new weights (tests/pytorch/trial.py). With a missing all-reduce
+ * whose gradients are within a tolerance they excuse more than half: then nothing of the update was compared. */
 static const double EXCUSED_PART = 0.125;
-static const double FEW_EXCUSED = 64.0; /* which may be all of a small module, and show no part */
+static const double FEW_EXCUSED = 64.0; /* Number of weights that may be a whole small module and do not show a
+                                           fraction. */
 
-/* The pair of a tensor of the reference; NULL: it is not compared. */
+/* Returns the pair of a reference's tensor; NULL: the tensor is not compared. */
 static const ari_pair *ari_pair_of(const ari_verifying *v, const ar_dump_tensor *reference)
 {
     for (size_t i = 0; reference && i < v->pairs; i++) {
@@ -178,8 +184,8 @@ static ar_status is_rounding(bool *rounding, const ari_verifying *v, const ari_p
     return AR_OK;
 }
 
-/* Lets a weight whose update is orthogonalised be off anywhere within the largest step, if the update is the same in
- * what it is made from, and by what it was off before. */
+/* Allows a weight with an orthogonalised update to be off by up to the largest step, if the inputs of the update are
+ * the same, in addition to its earlier error. */
 static ar_status excuse_orthogonal(ari_uncertainty *d, const ari_pair *pair, const ari_verifying *v, const char *name,
                                    size_t stem)
 {
@@ -201,8 +207,8 @@ static ar_status excuse_orthogonal(ari_uncertainty *d, const ari_pair *pair, con
     return AR_OK;
 }
 
-/* Sets pair->doubt of new weights from their gradients, if these are compared and differ by rounding. sizes:
- * [ARI_UNCERTAINTY_STEPS]. Errors: those of reading, AR_ERR_MEMORY. */
+/* Sets pair->doubt of new weights from their gradients, if the gradients are compared and differ only by rounding.
+ * sizes: [ARI_UNCERTAINTY_STEPS]. Errors: those of reading, AR_ERR_MEMORY. */
 static ar_status excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *sizes)
 {
     const ar_verify_row *r = pair->row;
@@ -256,7 +262,8 @@ static ar_status excuse_moment(ari_pair *pair, ari_verifying *v, ari_step_size *
     return AR_OK;
 }
 
-/* True if gradients excuse so many of the new weights that nothing of the update was compared, and they must not. */
+/* Returns true if gradients excuse so many new weights that nothing of the update was compared, although they should
+ * not. */
 static bool verify_excuses_too_many(ari_verifying *v)
 {
     double excused = 0.0, total = 0.0;
@@ -267,7 +274,7 @@ static bool verify_excuses_too_many(ari_verifying *v)
         excused += p->row->pass == 'n' ? (double)p->tally.doubted : 0.0;
     }
     v->many_excused = excused > FEW_EXCUSED && excused > EXCUSED_PART * total;
-    /* Where gradients are reduced in 16 bits, every weight moves by their rounding. */
+    /* If gradients are reduced in 16 bits, rounding moves every weight. */
     return v->reduced == 0.0 && v->many_excused;
 }
 
@@ -278,8 +285,8 @@ static bool verify_excuses_too_many(ari_verifying *v)
 typedef struct pass {
     ari_verifying *v;
     ari_scratch *scratch; /* [threads] */
-    ari_pair **pair;      /* [pairs] of this pass */
-    size_t *task_offset;  /* [pairs + 1] tasks before each */
+    ari_pair **pair;      /* [pairs] of the current pass */
+    size_t *task_offset;  /* [pairs + 1] number of tasks before each pair */
     size_t pairs;
     ari_step_size size[ARI_UNCERTAINTY_STEPS];
     pthread_mutex_t *lock;        /* of tallies and maps */
@@ -326,7 +333,7 @@ static bool has_copies(const ar_dump_tensor *t)
 
 static void tell_copies(ar_verify_row *r, const ar_dump_disagreement *d, bool in_reference)
 {
-    /* A tensor that the other dump lacks is missing above all. */
+    /* A tensor that the other dump lacks is reported as missing, whatever its copies are. */
     if (!ari_is_one_sided(r))
         r->state = AR_VERIFY_REPLICAS;
     r->copies_differ = true;
@@ -336,7 +343,7 @@ static void tell_copies(ar_verify_row *r, const ar_dump_disagreement *d, bool in
     r->elements_different = r->bits_different = d->elements;
 }
 
-/* A pair's rule for copies of one of its sides. */
+/* The rule for copies on one side of a pair. */
 typedef struct copies_rule {
     const ari_pair *pair;
     ari_format format;
@@ -487,7 +494,7 @@ static ar_status prepare_stats(ari_pair *pair, ari_arena *arena)
 
 /* --- what becomes of it ------------------------------------------------------------------------------------------- */
 
-/* The rank whose part holds an element in the copy that is compared. */
+/* Returns the rank whose part contains an element, in the copy that is compared. */
 static int rank_of_element(const ar_dump_tensor *t, size_t index)
 {
     size_t coords[AR_ST_MAX_DIMS];
@@ -534,7 +541,7 @@ static void fill_sums(ar_verify_row *r, const ari_pair *pair)
     }
 }
 
-/* Without a tolerance a difference is measured by the tensor's own size. */
+/* Finishes the map of differences. Without a tolerance, differences are relative to the tensor's size. */
 static void finish_map(const ari_pair *pair)
 {
     ar_verify_row *r = pair->row;
@@ -588,7 +595,8 @@ static void tell_progress(void *user, size_t done_tasks)
         p->v, p->progress_begin + p->share * (double)done_tasks / (double)(total_tasks ? total_tasks : 1), p->label);
 }
 
-/* Weights after a step that are outside a tolerance: whether what their gradients are off by explains it. */
+/* Returns true for weights after a step that are outside their tolerance, which differences of their gradients may
+ * explain. */
 static bool may_be_doubted(const ari_pair *pair)
 {
     const ar_verify_row *r = pair->row;
@@ -614,7 +622,7 @@ static void add_again(pass *p, ari_pair *pair)
     add_pair(p, pair);
 }
 
-/* Gradients, and what moments and norms are made of them, that ranks reduce in another format. */
+/* Selects gradients, and moments and norms computed from them, that ranks reduce in another format. */
 static ar_status choose_reduced(pass *p, size_t *tasks)
 {
     p->pairs = 0;
@@ -629,7 +637,8 @@ static ar_status choose_reduced(pass *p, size_t *tasks)
     return AR_OK;
 }
 
-/* Weights that their gradients may excuse, and moments of 16 bits against the reference's of 32: by other rules. */
+/* Selects tensors to compare again by other rules: weights that their gradients may excuse, and 16-bit moments where
+ * the reference's have 32 bits. */
 static ar_status choose_again(pass *p, size_t *tasks)
 {
     ari_verifying *v = p->v;
@@ -670,7 +679,7 @@ static size_t choose_unexcused(pass *p)
     return p->task_offset[p->pairs];
 }
 
-/* The pairs that a pass is about: all that are not known to differ, or all that are. */
+/* Selects the pairs for a pass: all that are not known to differ, or all that are known to differ. */
 static size_t choose_pairs(pass *p, bool unequal)
 {
     p->pairs = 0;
@@ -703,7 +712,7 @@ static ar_status measure(pass *p, size_t tasks, double progress_begin, double sh
     return AR_OK;
 }
 
-/* A weight of a tensor's module before its step, of both dumps; NULL where it is not compared. */
+/* Returns a weight of a tensor's module before its step in both dumps; NULL: the weight is not compared. */
 static const ar_dump_tensor *const *weight_of(const ari_verifying *v, const ar_verify_row *r, const char *kind)
 {
     char name[512];
@@ -726,8 +735,8 @@ typedef struct {
     double part, of_outputs, of_inputs, handed_on;
 } shown_doubt;
 
-/* A parameter's gradient is a sum over samples, of products of an output and the gradient of an output: each term is
- * off by what both are, and the sum by as many deviations as its largest element may have. */
+/* A parameter's gradient is a sum over samples of products of an output and an output's gradient. Each term has the
+ * errors of both factors, and the sum's largest element may be off by this many deviations. */
 static const double MOST_DEVIATIONS = 6.0; /* a normal number is past six once in 10^9 */
 
 static double shown_of(const shown_doubt *shown, const ari_pair *pair, bool alone)
@@ -742,7 +751,7 @@ static void show_doubt(shown_doubt *shown, const ari_pair *pair, bool alone, dou
 {
     const ar_verify_row *r = pair->row;
     if (r->pass == 'g')
-        return; /* nothing of its step is made from it but the update */
+        return; /* in its step only the update uses it */
     double *share = r->pass == 'f' ? &shown->of_outputs : &shown->of_inputs;
     if (pair->tally.max_reference > 0.0)
         shown->part = fmax(shown->part, max_doubt / pair->tally.max_reference);
@@ -751,8 +760,8 @@ static void show_doubt(shown_doubt *shown, const ari_pair *pair, bool alone, dou
     shown->handed_on = alone ? shown->handed_on : max_doubt;
 }
 
-/* Adds to what is shown what this tensor is off by and its weights explain; measured with that again if it is outside
- * its tolerance. */
+/* Adds the part of this tensor's difference that its weights explain. If the tensor is outside its tolerance, it is
+ * judged again with that part added. */
 static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown, const ari_module_classes classes[2])
 {
     ari_verifying *v = p->v;
@@ -778,7 +787,8 @@ static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown, const
     return AR_OK;
 }
 
-/* Moments and new weights that are made of gradients, which were not known to be the same when all else was judged. */
+/* Returns true for moments and new weights computed from gradients that were not known to be the same in the first
+ * comparison. */
 static bool is_of_update(const ari_pair *pair)
 {
     const ar_verify_row *r = pair->row;
@@ -800,9 +810,8 @@ static ar_status doubt_update(pass *p, ari_pair *pair)
     return measure(p, pair->blocks, 0.95, 0.0);
 }
 
-/* All tensors in execution order, up to the first difference that is not explained: what the weights that optimizers
- * moved by rounding make of outputs and gradients of later steps, and what gradients make of moments and of the next
- * weights. */
+/* Judges again all tensors in execution order up to the first unexplained difference: outputs and gradients of later
+ * steps that depend on weights moved by rounding, and moments and next weights that depend on such gradients. */
 static ar_status doubt_consequences(pass *p)
 {
     shown_doubt shown = {.part = 0.0};

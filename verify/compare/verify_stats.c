@@ -53,7 +53,7 @@ size_t ari_raw_bytes(const ari_format *f, size_t n)
     return f->bits < 8 ? n : n * (f->bits / 8);
 }
 
-/* Numbers of 4 or 6 bits lie one after the other, the lowest bits of a byte first. */
+/* Unpacks 4-bit or 6-bit numbers, which are contiguous, starting with the lowest bits of each byte. */
 static void unpack(unsigned char *dst, const unsigned char *src, const ari_format *f, size_t start, size_t n)
 {
     const unsigned mask = (1u << f->bits) - 1u;
@@ -84,7 +84,7 @@ ar_status ari_chunk_raw(ari_chunk *c, const ar_dump_tensor *t, const ari_format 
     return ar_dump_read(t, start / f->parts, n / f->parts, c->space);
 }
 
-/* A number of a few bits: sign, exponent, mantissa; exponent 0 is subnormal. */
+/* Decodes a small float: sign, exponent, mantissa; exponent 0 is subnormal. */
 static double decode_small(const ari_format *f, unsigned u)
 {
     const unsigned sign = u >> (f->bits - 1), magnitude = u & ((1u << (f->bits - 1)) - 1u);
@@ -104,7 +104,8 @@ static ar_status chunk_values(ari_chunk *c, const ari_format *f, size_t n)
     return AR_OK;
 }
 
-/* A release costs as much as reading some ten KiB; pages of small tensors stay, which the system may take. */
+/* Releases pages of a large tensor. A call costs as much as reading about ten KiB, so pages of small tensors are left
+ * to the system. */
 static void drop_pages(const void *data, size_t bytes)
 {
     enum { LEAST = 1 << 16 };
@@ -121,7 +122,7 @@ void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, siz
             drop_pages((const char *)t->whole + offset, (start + n) * f->bits / 8 - offset);
         return;
     }
-    /* A combined tensor's stretches lie all over its parts, which are released when it is done. */
+    /* the parts of a combined tensor are read in scattered order, so they are released when the tensor is done */
     for (size_t i = 0; i < t->parts && start + n == t->count * f->parts; i++) {
         if (t->part[i].entry && t->part[i].entry->mapped)
             drop_pages(t->part[i].entry->data, t->part[i].entry->bytes);
@@ -159,9 +160,8 @@ void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, 
     *inf += infinite;
 }
 
-/* Keys that order like the numbers: negative floats count downwards, -0 directly below +0; integers are moved up by
- * half their range. Which bits of a number that turns over is decided before the loop: it goes through every
- * element. */
+/* Computes keys in the order of the numbers: negative floats descend, with -0 directly below +0; integers are shifted
+ * by half their range. The bits to flip are selected before the loop over all elements. */
 #define FILL_STEPS(type)                                                                        \
     {                                                                                           \
         const int top = (int)f->bits - 1;                                                       \
@@ -177,7 +177,7 @@ void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, 
         }                                                                                       \
     }
 
-/* steps[i]: how many of the format's numbers lie between the two, one more for the other itself; 0 for equal bits. */
+/* steps[i]: the number of representable values from one number to the other; 0 for equal bits. */
 ARI_SIMD static void ari_steps(uint64_t *steps, const ari_format *f, const unsigned char *a, const unsigned char *b,
                                size_t n)
 {
@@ -207,7 +207,7 @@ static uint64_t whole_steps(double x)
     return x < 0x1p63 ? (uint64_t)x : (uint64_t)1 << 63;
 }
 
-/* The same of values of any format, the second one rounded to this one; not of NaN. */
+/* Returns the same for two values, the second of which is rounded to this format; not for NaN. */
 static uint64_t steps_between(const ari_format *f, double a, double b)
 {
     if (!f->is_float)
@@ -216,7 +216,7 @@ static uint64_t steps_between(const ari_format *f, double a, double b)
     return whole_steps(signbit(a) == signbit(b) ? fabs(x - y) : x + y);
 }
 
-/* 64 bits of significand hold every integer of 64 bits. */
+/* a 64-bit significand represents every 64-bit integer */
 static long double integer_at(const ari_format *f, const unsigned char *raw, size_t i)
 {
     uint64_t u = 0;
@@ -258,11 +258,11 @@ void ari_scaled_sums_add(ari_scaled_sums *total, const ari_scaled_sums *s)
     scaled_add(&total->dd, s->dd);
 }
 
-/* Numbers are looked at in blocks, which stay in the nearest cache, of LANES partial results beside each other: none
- * waits for another, and the order is fixed. Behind the last of them a block is filled up with zeros. */
+/* Numbers are processed in blocks that fit in the L1 cache, with LANES independent partial results in a fixed order.
+ * The last block is padded with zeros. */
 enum { BLOCK = 1024, LANES = 8 };
 
-/* The larger of two magnitudes, as integers in the order of the numbers: loops over them run on several at once. */
+/* Returns the larger of two magnitudes as integers, which have the order of the numbers, so that loops vectorise. */
 static inline int64_t larger_bits(int64_t max_bits, double magnitude)
 {
     const int64_t bits = (int64_t)ari_bits64(magnitude);
@@ -283,7 +283,7 @@ ARI_SIMD static int64_t largest_bits(const double *x, size_t n)
     return max_bits;
 }
 
-/* The power of two that brings `largest` below 1 without leaving the range of normal numbers itself. */
+/* Returns the exponent of the power of two that scales `largest` below 1 and is itself a normal number. */
 static int exponent_of(double largest)
 {
     int e = 0;
@@ -311,7 +311,8 @@ static ari_scaled scaled_product(const double *x, int ex, const double *y, int e
 
 #define INFINITE_BITS INT64_C(0x7ff0000000000000)
 
-/* Elements of which one is not finite take no part in sums: both become zero. Returns how many stay. */
+/* Sets both elements to zero if one of them is not finite, so that they do not contribute to sums. Returns the number
+ * of remaining elements. */
 static size_t drop_infinite(double *a, double *b, size_t n)
 {
     size_t finite = 0;
@@ -387,13 +388,13 @@ typedef struct judged {
     double allowed, ratio;
 } judged;
 
-/* |difference| over what is allowed; nothing over nothing is nothing. */
+/* Returns |difference| divided by the allowed difference; 0/0 is 0. */
 static double ratio_over(double difference, double allowed)
 {
     return difference == 0.0 ? 0.0 : isinf(difference) ? (double)INFINITY : difference / allowed;
 }
 
-/* From |x| to the next larger magnitude. */
+/* Returns the distance from |x| to the next larger magnitude. */
 static double spacing_of(const ari_format *f, double x)
 {
     int e = 0;
@@ -430,7 +431,7 @@ static judged judge(const ari_pair *p, double a, double difference, uint64_t ste
 
 typedef struct element {
     ar_verify_element entry;
-    double difference; /* NaN: one is NaN */
+    double difference; /* |b - a|; NaN if one of them is NaN */
     uint64_t steps;
     double extra;
 } element;
@@ -524,7 +525,7 @@ static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, siz
     return e;
 }
 
-/* In full. */
+/* Processes each element separately. */
 static void take_each(const ari_pair *p, const ari_scratch *s, size_t start, size_t n, ari_deviation *tally)
 {
     const bool skip_equal = p->format[0].dtype == p->format[1].dtype && !p->rule.nan_differs;
@@ -544,9 +545,9 @@ static void take_each(const ari_pair *p, const ari_scratch *s, size_t start, siz
 
 /* Counts over numbers of one format that are all finite: everything except the indices. */
 typedef struct block_tally {
-    double difference, ratio; /* the largest ones */
+    double difference, ratio; /* the largest difference and ratio */
     bool from_zero;
-    size_t different, doubted; /* doubted: not different for what is allowed besides */
+    size_t different, doubted; /* doubted: elements that differ only within the additional allowance */
     uint64_t steps;
 } block_tally;
 
@@ -566,11 +567,12 @@ ARI_SIMD static void tally_differences(block_tally *t, double *difference, const
 /* Products of numbers of this size may be rounded by more than their last bits. */
 static const double TINY = 0x1p-900;
 
-/* The largest part of |a|, if one is above `current_max`, which most blocks tell by products; else some part below
- * it. */
+/* Returns the largest relative difference if it exceeds `current_max`, otherwise some smaller value. Most blocks need
+ * only multiplications for that. */
 ARI_SIMD static double largest_part(const double *difference, const double *a, size_t n, double current_max)
 {
-    const double threshold = current_max * (1.0 - 0x1p-48); /* whatever is below it in rounded products is below it */
+    const double threshold = current_max * (1.0 - 0x1p-48); /* a rounded product below this threshold implies a ratio
+                                                               below the maximum */
     int64_t max_bits = 0;
     size_t above = 0;
     for (size_t i = 0; i < n; i++)
@@ -580,7 +582,7 @@ ARI_SIMD static double largest_part(const double *difference, const double *a, s
     return magnitude_of(max_bits);
 }
 
-/* extra: allowed besides; NULL: nothing. */
+/* extra: additional allowance; NULL: none. */
 ARI_SIMD static void tally_tolerance(block_tally *t, double *shown, const double *a, const double *difference,
                                      const double *extra, size_t n, double rtol, double atol)
 {
@@ -615,7 +617,7 @@ ARI_SIMD static void tally_ulp(block_tally *t, double *shown, const uint64_t *st
     t->different = different;
 }
 
-/* The largest difference of what has the largest ratio. */
+/* Returns the largest difference among elements with the largest ratio. */
 ARI_SIMD static double worst_difference(const double *shown, double ratio, const double *difference, size_t n)
 {
     int64_t max_bits = 0;
@@ -644,7 +646,8 @@ ARI_SIMD static size_t count_from(const uint64_t *steps, size_t n, uint64_t min_
 static size_t add_bins(uint64_t *bin, const uint64_t *steps, size_t n, uint64_t max_steps)
 {
     size_t remaining = n, any = 0;
-    for (size_t k = 0;; k++) { /* at the end `remaining` have 2^(k - 1) and more, or any number of steps where k is 0 */
+    for (size_t k = 0;; k++) { /* at the end `remaining` elements have 2^(k - 1) steps or more; for k = 0, any number
+                                  of steps */
         const bool is_last = k == AR_VERIFY_ULP_BINS - 2 || max_steps >> k == 0;
         const size_t above = is_last ? 0 : count_from(steps, n, (uint64_t)1 << k);
         bin[k] += remaining - above;
@@ -660,8 +663,8 @@ static bool has_block_tally(const ari_pair *p)
     return p->format[0].dtype == p->format[1].dtype && p->format[0].is_float && !p->rule.nan_differs;
 }
 
-/* Takes a block of n numbers with finite values, unless one of them may be the first that differs or
- * the worst: false. */
+/* Processes a block of n finite numbers together. Returns false if the block may contain the first difference or the
+ * worst element. */
 static bool take_at_once(const ari_pair *p, const ari_scratch *s, size_t n, ari_deviation *tally)
 {
     const ari_rule *r = &p->rule;
@@ -698,7 +701,7 @@ static bool take_at_once(const ari_pair *p, const ari_scratch *s, size_t n, ari_
 
 /* --- the map ------------------------------------------------------------------------------------------------------ */
 
-/* Ends of equal parts: cell k of n over `size` begins at ceil(k*size/n). */
+/* Returns the start of cell k when `size` elements are divided into n equal cells: ceil(k*size/n). */
 static size_t cell_begin(size_t k, size_t n, size_t size)
 {
     return (size_t)(((unsigned long long)k * size + n - 1) / n);
@@ -758,7 +761,7 @@ static void count_special(const ari_pair *p, const ari_scratch *s, size_t n, ari
         ari_count_special(&p->format[k], s->side[k].raw, n, &tally->nan[k], &tally->inf[k]);
 }
 
-/* Both sides are the same bytes: what is left is the reference's size. */
+/* Handles a block with equal bytes on both sides: only the reference's magnitude is needed. */
 static ar_status equal_block(const ari_pair *p, ari_scratch *s, size_t n, size_t full, ari_deviation *tally,
                              ari_scaled_sums *sums)
 {

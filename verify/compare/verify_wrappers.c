@@ -7,22 +7,22 @@
 #include "verify/compare/verify_impl.h"
 #include "verify/read/dump.h"
 
-/* Names that wrappers add in one dump: "module." of DDP, "model." of a model with a head, before a whole name;
- * "_orig_mod.", "_checkpoint_wrapped_module." and other private attributes, anywhere. A tensor of the other dump whose
- * name is otherwise a reference's gets that name. */
+/* Handles names that wrappers add in one of the dumps. "module." of DDP and "model." of a model with a head precede a
+ * whole name; "_orig_mod.", "_checkpoint_wrapped_module." and other private attributes appear anywhere. If a tensor's
+ * name without wrappers equals a reference's name, the tensor gets the reference's name. */
 
-enum { MOST_WRAPPERS = 8 }; /* components before a name: of a hostile name no more are tried */
+enum { MOST_WRAPPERS = 8 }; /* limit of components before a name, for hostile names */
 
 /* A tensor's name without ":fwd" and "@2". */
 typedef struct stem {
-    char *plain;      /* without wrappers; the first member, as it is the key */
+    char *plain;      /* the name without wrappers; the first field, because it is the key */
     const char *text; /* borrowed */
     size_t length;
 } stem;
 
 typedef struct side {
     ari_arena *arena;
-    stem *stem; /* [n] by `plain`, all different */
+    stem *stem; /* [n] sorted by `plain`, all different */
     size_t n;
     char removed[ARI_WRAPPERS_TEXT]; /* the wrappers, for the report */
 } side;
@@ -36,7 +36,7 @@ static void note_wrapper(side *s, const char *text, size_t length)
         snprintf(s->removed + used, sizeof s->removed - used, "%s%s", used ? ", " : "", name);
 }
 
-/* True if the component that ends before `c` holds what PEFT keeps by the adapter's name. */
+/* Returns true if the component that ends before `c` is an attribute in which PEFT stores values by adapter name. */
 static bool holds_adapters(const char *start, const char *c)
 {
     static const char *const holders[] = {"lora_A.",           "lora_B.",          "lora_embedding_A.",
@@ -49,8 +49,8 @@ static bool holds_adapters(const char *start, const char *c)
     return false;
 }
 
-/* Drops private components but the last one, which is the value itself, and the names of adapters, which are the
- * program's choice. */
+/* Removes private components except the last, which is the value itself, and the names of adapters, which the program
+ * chooses. */
 static void drop_private(side *s, stem *entry)
 {
     char *cursor = entry->plain;
@@ -102,7 +102,7 @@ static const stem *find_stem(const side *s, const char *plain)
     return s->n > 0 ? bsearch(&plain, s->stem, s->n, sizeof *s->stem, ari_by_name) : NULL;
 }
 
-/* True if two names became one, which is then ambiguous. */
+/* Returns true if two names have become equal, which makes the name ambiguous. */
 static bool repeats(const side *s)
 {
     for (size_t i = 1; i < s->n; i++)
@@ -115,7 +115,7 @@ static bool repeats(const side *s)
 
 typedef struct prefix {
     const char *text; /* borrowed */
-    size_t length;    /* with its dot; 0: none */
+    size_t length;    /* length including the dot; 0: no prefix */
 } prefix;
 
 static int compare_prefixes(const void *a, const void *b)
@@ -133,15 +133,15 @@ static size_t count_unmatched(const side *subject, const side *counterpart)
     return n;
 }
 
-/* True if one of the two is a prefix of the other. */
+/* Returns true if one of the two prefixes begins with the other. */
 static bool are_nested(const prefix *a, const prefix *b)
 {
     return memcmp(a->text, b->text, a->length < b->length ? a->length : b->length) == 0;
 }
 
-/* The prefix of `subject` without which most of its names that `counterpart` lacks are names of `counterpart`, and how
- * many that are: 0 where another one would do that too, as "encoder." and "decoder.". Of two that explain as many the
- * shorter one. */
+/* Finds the prefix of `subject` whose removal turns the largest number of names that `counterpart` lacks into names of
+ * `counterpart`, and that number. The number is 0 if a second prefix would do the same, for example "encoder." and
+ * "decoder.". Among nested prefixes with equal numbers the shorter one is chosen. */
 static ar_status find_prefix(prefix *best_prefix, size_t *max_count, const side *subject, const side *counterpart)
 {
     prefix *found = NULL;
@@ -169,7 +169,7 @@ static ar_status find_prefix(prefix *best_prefix, size_t *max_count, const side 
     return AR_OK;
 }
 
-/* True if a name with the prefix is in both dumps as it is: then it is a module, not a wrapper. */
+/* Returns true if both dumps contain a name with the prefix: then the prefix is a module and not a wrapper. */
 static bool is_shared(const prefix *p, const side *subject, const side *counterpart)
 {
     for (size_t i = 0; i < subject->n; i++)
@@ -193,7 +193,7 @@ static ar_status take_off(side *s, const prefix *p)
     return AR_OK;
 }
 
-/* At least half of the names that one of the two dumps is alone with match then: fewer are a coincidence. */
+/* Drops the prefix if at least half of the unmatched names of one dump then match. Fewer matches are a coincidence. */
 static ar_status drop_prefix(side *s)
 {
     prefix best_prefix[2] = {{NULL, 0}, {NULL, 0}};
@@ -209,7 +209,8 @@ static ar_status drop_prefix(side *s)
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-/* The reference's name of a tensor of the other, whose stems are by text; its own where the reference has none. */
+/* Returns the reference's name for a tensor of the other dump, or the tensor's name if the reference has no such
+ * tensor. */
 static ar_status name_as_reference(char **out, bool *renamed, const side *s, const char *name)
 {
     const stem key = {.text = name, .length = ari_order_of(name, NULL).stem};

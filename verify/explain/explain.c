@@ -16,12 +16,12 @@
 #include "ref/io/config_private.h"
 
 enum {
-    LONGEST_SECONDS = 600, /* many times what an explanation takes: it reads a few tensors, or samples of them */
-    NO_NUMPY = 3,          /* the script's exit status, after which the next Python is tried */
-    NOT_STARTED = 127      /* the child's, where the program could not be run */
+    LONGEST_SECONDS = 600, /* far more than an explanation takes, which reads a few tensors or samples of them */
+    NO_NUMPY = 3,          /* exit status of the script after which the next Python is tried */
+    NOT_STARTED = 127      /* exit status of a child that could not start the program */
 };
 
-/* Files without a name: request, answer, and what the child says on stderr. */
+/* Unnamed files for the request, the answer, and the child's stderr. */
 typedef struct channel {
     int fd[3];
 } channel;
@@ -74,7 +74,7 @@ static int run_python(const channel *c, const char *python, const char *script)
     if (child == 0)
         become_python(c, python, script);
     while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
-        /* a signal that is no end of the child */
+        /* this signal does not end the child */
     }
     sigaction(SIGINT, &before, NULL);
     return status;
@@ -82,7 +82,7 @@ static int run_python(const channel *c, const char *python, const char *script)
 
 /* --- the answer --------------------------------------------------------------------------------------------------- */
 
-/* The last line of what the child said on stderr. */
+/* Returns the last line that the child wrote to stderr. */
 static void last_words(char *text, size_t cap, int fd)
 {
     char tail[1024];
@@ -136,7 +136,7 @@ static bool ask_python(json_t **answer, char *failure, size_t cap, const channel
     return !WIFEXITED(status) || (WEXITSTATUS(status) != NO_NUMPY && WEXITSTATUS(status) != NOT_STARTED);
 }
 
-/* Asks each python3 on the PATH, but in folders by a relative path, which depend on the working folder. */
+/* Tries each python3 on the PATH, except in folders with a relative path, which depend on the working folder. */
 static void ask_pythons(json_t **answer, char *failure, size_t cap, const channel *c, const char *script)
 {
     const char *folder = getenv("PATH");

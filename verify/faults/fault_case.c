@@ -10,15 +10,15 @@
 #include "ref/models/plan_private.h"
 #include "verify/run/run.h"
 
-/* 96 tokens a step. 24 positions divide by 2, 3, 4 and 8; 4 samples over 3 ranks are 2, 1 and 1, and 3 samples in 2
- * micro-batches 2 and 1: means over unlike numbers of tokens differ. */
+/* A step has 96 tokens. 24 positions divide by 2, 3, 4 and 8; 4 samples on 3 ranks are 2, 1 and 1, and 3 samples in 2
+ * micro-batches are 2 and 1, so that means over unequal numbers of tokens differ. */
 enum { BATCH = 4, SEQ = 24 };
-/* Some ten buckets of these models. */
+/* Size that gives these models about ten buckets. */
 #define BUCKET_BYTES ((size_t)1 << 20)
 #define ONE_EACH SIZE_MAX
 
-/* Requirements of a fault to matter in a run: X(name, true if the run meets it, message if not). The first missing one
- * is reported. */
+/* Conditions under which a fault has an effect: X(name, true if the run meets the condition, message if not). The first
+ * unmet condition is reported. */
 #define OF(what) "is a mistake of " what ", which this model has not"
 #define NEEDS_TABLE(X)                                                                                                \
     X(UPDATE, r->steps > 0,                                                                                           \
@@ -126,9 +126,11 @@ enum {
 };
 
 #define LLAMA .run.model = "llama-demo"
-#define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
+#define GPT2 \
+    .run.model = "gpt2-demo" /* a model with biases, learned positions, a tied head, and a width that is no power of
+                                two */
 #define MIXTRAL .run.model = "mixtral-demo", .routed = true /* normalised */
-/* Not normalised, a shared expert, experts that no token chooses. */
+/* Models with routing weights that are not normalised, a shared expert, and experts that no token chooses. */
 /* A router of sigmoids: a bias, groups, a factor. */
 #define GLM_MOE .run.model = "glm4-moe-demo", .routed = true
 #define DEEPSEEK .run.model = "deepseek-demo", .routed = true /* latent attention */
@@ -153,7 +155,7 @@ enum {
 #define EP(d, n) .run.parallel = {.dp = (d), .ep = (n)}
 #define MICRO(n) .run.parallel = {.tp = 1, .micro_batches = (n)}
 
-/* Defaults: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
+/* The cases. Defaults: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
 static const ari_fault_case cases[] = {
     {"column_dx_not_reduced", LLAMA, .requirements = {NEEDS_TP}},
     {"row_bias_every_rank", GPT2, .requirements = {NEEDS_TP, NEEDS_ROW_BIAS}},
@@ -194,7 +196,7 @@ static const ari_fault_case cases[] = {
     {"world_rank_in_group", LLAMA, DP_TP(2, 2), .requirements = {NEEDS_WIDER_WORLD}},
     {"positions_local", GPT2, SP(2), .requirements = {NEEDS_GATHERS, NEEDS_POSITIONS}},
     {"silent_truncation", GPT2, TP(3), NO_CLIP,
-     .requirements = {NEEDS_UNEVEN_VOCABULARY}}, /* 256 ids; the gradients' norm is NaN */
+     .requirements = {NEEDS_UNEVEN_VOCABULARY}}, /* 256 ids; the gradient norm is NaN */
     {"gate_up_interleaved_wrong", GPT2, .requirements = {NEEDS_TP, NEEDS_PACKED}},
     {"norm_padded_lanes", GPT2, .requirements = {NEEDS_PADDED}},
     {"bias_added_twice", GPT2, .requirements = {NEEDS_BIAS}},
@@ -233,7 +235,8 @@ static const ari_fault_case cases[] = {
     {"norm_fp16_store", LLAMA, .in_f32 = true},
     {"ring_backward_first_kv", LLAMA, CP(2), .requirements = {NEEDS_RING}},
     {"ring_kv_grad_local", LLAMA, CP(2), .requirements = {NEEDS_RING}},
-    {"cp_tail_dropped", LLAMA, CP(8), .requirements = {NEEDS_CP, NEEDS_TAIL}}, /* 24 positions are no multiple of 16 */
+    {"cp_tail_dropped", LLAMA, CP(8), .requirements = {NEEDS_CP, NEEDS_TAIL}}, /* 24 positions are not a multiple of
+                                                                                  16 */
     {"cp_targets_whole", LLAMA, CP(2), .requirements = {NEEDS_CP, NEEDS_TARGETS}},
     {"labels_after_cut", LLAMA, CP(2), .requirements = {NEEDS_CP, NEEDS_TARGETS}},
     {"allgather_token_order", LLAMA, ZIGZAG(2), .requirements = {NEEDS_GATHERS}},
@@ -257,7 +260,7 @@ static const ari_fault_case cases[] = {
     {"router_weights_detached", MIXTRAL, .requirements = {NEEDS_EXPERTS}},
     {"router_bias_own_counts", GLM_MOE, MOVED, DP(2),
      .requirements = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_BUCKETS, NEEDS_OTHERS}},
-    {"router_bias_counts_bf16", GLM_MOE, MOVED, DP(2), .run.batch = 48, /* 288 tokens an expert on average */
+    {"router_bias_counts_bf16", GLM_MOE, MOVED, DP(2), .run.batch = 48, /* 288 tokens per expert on average */
      .in_f32 = true, .requirements = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
     {"router_bias_counts_plain", GLM_MOE, MOVED, .requirements = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
     {"balance_detached", MIXTRAL, BALANCED(BATCH), .requirements = {NEEDS_BALANCE, NEEDS_OTHERS}},
@@ -325,7 +328,7 @@ ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case 
 
 /* --- what a fault needs ------------------------------------------------------------------------------------------- */
 
-/* A batch of 0 and a length of 0 are not known yet: they are what the fault needs. */
+/* A batch or length of 0 is not known yet and satisfies any condition. */
 ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
 {
     const ar_parallel *p = &r->parallel;
@@ -374,7 +377,7 @@ static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault
     return o;
 }
 
-/* The one of the case; else that which was not used for longest makes place for it. */
+/* Returns the case's base. If none exists, the base that has been unused for longest is replaced. */
 static ar_status base_of(const ari_check_base **out, ari_fault_bases *bases, const ari_fault_case *f)
 {
     ari_fault_base *b = bases->base;

@@ -4,15 +4,14 @@
 #include "verify/check/check_run.h"
 #include "verify/writer/dump_ranks.h"
 
-/* A case in which an injectable fault matters: a bundled model, a layout and a step in which it changes something; or a
- * module (ari_fault_module_check). Small, so that all of them run in a minute. The fault's symptoms are not known
- * here. */
+/* A case in which an injected fault has an effect: a bundled model with a layout and a step, or a module
+ * (ari_fault_module_check). All cases together run in a minute. The fault's symptoms are not part of the case. */
 typedef struct ari_fault_case {
     const char *fault;
-    ar_run run;  /* its fault and plan are not looked at */
+    ar_run run;  /* the run; its fault and plan are ignored */
     bool module; /* no model: the name is only for reports */
-    bool routed; /* its model has experts */
-    bool in_f32; /* exact bf16 rounds as the fault does, or chooses other experts: the case keeps to fp32 then */
+    bool routed; /* true if the model has experts */
+    bool in_f32; /* true if exact bf16 rounds as the fault does, or chooses other experts; the case then uses fp32 */
     ar_mlp_order order;
     size_t documents;              /* most documents packed in a row (ar_check_options); 0: no packing */
     unsigned char requirements[6]; /* properties that a run needs for the fault to matter: ari_fault_case_check */
@@ -22,7 +21,7 @@ typedef struct ari_fault_case {
 ari_fault_case ari_fault_case_of(const char *fault);
 /** True if two cases run the same, except for the fault. */
 bool ari_fault_case_equal(const ari_fault_case *a, const ari_fault_case *b);
-/** Its run with a fault, or NULL. */
+/** Returns the case's run with a fault, or without one for NULL. */
 static inline ar_run ari_fault_run_of(const ari_fault_case *f, const char *fault, int threads, uint64_t seed)
 {
     ar_run run = f->run;
@@ -31,9 +30,9 @@ static inline ar_run ari_fault_run_of(const ari_fault_case *f, const char *fault
     run.seed = seed;
     return run;
 }
-/** Refuses a run whose fault cannot matter in it, and says what would show it: "acts in a pipeline: give pp of at least
- *  2". What depends on the values (an id at the edge of a shard) is not looked at. fresh: the weights are made here;
- *  documents: rows hold several. Errors: AR_ERR_ARG. */
+/** Refuses a run in which the fault has no effect, and says what would show it: "acts in a pipeline: give pp of at
+ *  least 2". Effects that depend on values (such as an id at the edge of a shard) are not checked. fresh: the weights
+ *  are generated; documents: rows contain several documents. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh,
                                             bool documents);
 /** Loads the case's config and plan; not for a module. Errors: those of reading the model. */
@@ -45,14 +44,14 @@ enum { ARI_FAULT_BASES = 4 };
 typedef struct ari_fault_base {
     ari_fault_case fault_case;
     ari_check_base base;
-    size_t used; /* when it was last, counted from 1; 0: not made */
+    size_t used; /* time of the last use, counted from 1; 0: not created yet */
 } ari_fault_base;
 
 typedef struct ari_fault_bases {
-    int threads; /* 0: the machine's cores */
+    int threads; /* number of threads; 0: the machine's cores */
     uint64_t seed;
     bool explain;         /* as in ar_check_options */
-    ar_numerics numerics; /* of all but those that ari_fault_case_is_exact names */
+    ar_numerics numerics; /* numerics of all cases except those that ari_fault_case_is_exact names */
     ar_precision precision;
     ari_fault_base base[ARI_FAULT_BASES];
     size_t uses;
@@ -77,16 +76,16 @@ AR_NODISCARD ar_status ari_fault_module_check(ar_check_report **out, const ari_f
 
 /* --- a loss curve ------------------------------------------------------------------------------------------------- */
 
-/* Other ways to find a fault: a loss curve, and gradients compared within a tolerance. Both compare a faulty run with a
- * clean one of the same layout, so no baseline is needed. */
+/* Two other ways to find a fault: a loss curve, and gradients compared with a tolerance. Both compare a faulty run with
+ * a clean run of the same layout, so they need no baseline. */
 
 enum { ARI_CURVE_STEPS = 20, ARI_CURVE_FIRST_STEPS = 10 };
-/* A loss that deviates by less is the same curve to the eye: a pixel of a plot that is 500 of them high. */
+/* Largest relative deviation of a loss that is invisible in a plot: one pixel of 500. */
 #define ARI_CURVE_UNSEEN 2e-3
 
 /* 20 AdamW steps of a fault's case. */
 typedef struct ari_fault_trace {
-    bool ended; /* false: an error of the ranks ended the run, and there is nothing else */
+    bool ended; /* false: an error of the ranks ended the run, and the other fields are not set */
     float loss[ARI_CURVE_STEPS];
     ari_dump_ranks gradients; /* of each rank, at the first step */
 } ari_fault_trace;
@@ -98,11 +97,12 @@ AR_NODISCARD ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_c
 void ari_fault_trace_fini(ari_fault_trace *t);
 
 typedef struct ari_fault_curve {
-    double loss; /* largest relative deviation of the loss from the clean run's over the steps; infinity: not finite */
+    double loss; /* largest relative deviation of the loss from the clean run; infinity: the loss is not finite */
     double first_losses; /* the same over the first ten */
-    double gradient;     /* largest |difference| of a gradient over its tensor's largest element, at the first step */
+    double gradient;     /* largest |difference| of a gradient relative to its tensor's largest element, in the first
+                            step */
     char gradient_tensor[176];
 } ari_fault_curve;
 
-/** Both runs must have ended. */
+/** Compares two runs that have both ended. */
 ari_fault_curve ari_fault_curve_of(const ari_fault_trace *clean, const ari_fault_trace *faulty);

@@ -28,7 +28,7 @@ static ar_status run_steps(ari_fault_trace *t, ari_cluster_options *o, size_t do
     t->ended = st == AR_OK;
     if (t->ended)
         memcpy(t->loss, result.loss, sizeof t->loss);
-    return st == AR_ERR_MEMORY ? st : AR_OK; /* any other is what the fault did */
+    return st == AR_ERR_MEMORY ? st : AR_OK; /* any other error is the fault's effect */
 }
 
 ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, const char *fault, int threads,
@@ -54,7 +54,7 @@ void ari_fault_trace_fini(ari_fault_trace *t)
 
 /* --- two of them -------------------------------------------------------------------------------------------------- */
 
-/* |a - b| / scale; infinite where only one of them is a number, or where there is no scale. */
+/* Returns |a - b| / scale; infinity if only one of them is a number, or if scale is zero. */
 static double relative(float a, float b, double scale)
 {
     if (memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b)))
@@ -68,7 +68,7 @@ static float value_at(const ar_dump_value *v, size_t i)
     return ((const float *)v->local->data.ptr)[i];
 }
 
-/* The largest element of a clean gradient, over all ranks that hold a part of it. */
+/* Returns the largest element of a clean gradient over all ranks that hold parts of it. */
 static double largest_of(const ari_dump_ranks *clean, const char *name)
 {
     ar_dump_value v;

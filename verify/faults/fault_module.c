@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A module for a mistake that no transformer shows, all of whose parameters are used. */
+/* A module for a fault that no transformer shows, because a transformer uses all its parameters. */
 #include "verify/faults/fault_case.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ enum { WIDTH = 8, SAVED_X = 0 };
 
 typedef struct pair {
     ar_module base;
-    ar_param weight[2]; /* [WIDTH, WIDTH]; nothing uses the second */
+    ar_param weight[2]; /* [WIDTH, WIDTH] weights; the second is unused */
 } pair;
 
 static ar_status pair_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -34,7 +34,7 @@ static ar_status pair_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
 
 typedef struct samples {
     const ari_fault_case *fault_case;
-    float *x; /* [2, fault_case->batch, WIDTH]: inputs, then what is wanted */
+    float *x; /* [2, fault_case->batch, WIDTH]: inputs, then targets */
 } samples;
 
 static ar_status build_pair(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)

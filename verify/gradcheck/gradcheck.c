@@ -13,18 +13,21 @@
 #include "verify/reference/tasks.h"
 
 enum { SAMPLES = 2, POSITIONS = 16, DRAWS = 1000 };
-enum { PAIRS = AR_GRADCHECK_STEPS + 1, RATIO = 4 }; /* a row takes the losses at its step and at RATIO times it */
+enum {
+    PAIRS = AR_GRADCHECK_STEPS + 1,
+    RATIO = 4
+}; /* an extrapolation uses the losses at its step and at RATIO times its step */
 static const double LARGEST_STEP = 0.25;
 static const double BOUND = 1e-6;                         /* of the best row */
-static const double LOSS_ERROR = 4 * 0x1p-52;             /* of a loss, rounded on its way */
+static const double LOSS_ERROR = 4 * 0x1p-52;             /* error of a loss from rounding */
 static const double NO_SCALE = 1e-12, OTHER_SCALE = 1e-2; /* of the model's largest gradient */
 
 typedef struct parameter {
     char name[sizeof((ar_gradcheck){0}.worst_tensor)];
     size_t count, elements;
     float *values;
-    double size;    /* root mean square of the values; 1 where all are 0 */
-    double largest; /* |gradient|; infinite where one is not finite */
+    double size;    /* root mean square of the values; 1 if all are 0 */
+    double largest; /* largest |gradient|; infinity if some gradient is not finite */
     struct {
         size_t index;
         double gradient;
@@ -35,10 +38,10 @@ typedef struct gradcheck {
     const ari_gradcheck_case *c;
     parameter *parameters; /* [n] */
     size_t n, capacity;
-    ari_perturbation *moved; /* [elements][PAIRS][up, down], the largest step first */
+    ari_perturbation *moved; /* [elements][PAIRS][up, down] perturbations, the largest step first */
     size_t elements;
     ar_batch batch;
-    size_t first_share; /* perturbations of the first share; 0: there is one share */
+    size_t first_share; /* number of perturbations in the first thread's share; 0: there is only one share */
     atomic_bool stopped, failed;
 } gradcheck;
 
@@ -179,7 +182,7 @@ static ar_status plan_moves(gradcheck *g)
     return AR_OK;
 }
 
-/* A part of the perturbations, on one thread. */
+/* The perturbations that one thread computes. */
 typedef struct share {
     gradcheck *g;
     bool reports; /* to the caller */
@@ -208,7 +211,8 @@ static ar_status work(void *user, size_t task, int worker)
                                    .progress_user = &s};
     const ar_status st =
         ari_baseline_perturb(g->c->config, &o, &g->batch, g->moved + share_begin, share_end - share_begin);
-    if (st == AR_ERR_ABORTED && atomic_load(&g->failed)) /* by the other share's failure, which is the one to tell */
+    if (st == AR_ERR_ABORTED && atomic_load(&g->failed)) /* aborted by the other share's failure, which is the one to
+                                                            report */
         return AR_OK;
     if (st != AR_OK && st != AR_ERR_ABORTED)
         atomic_store(&g->failed, true);
@@ -238,9 +242,9 @@ static double noise_of(const ari_perturbation *pair)
     return LOSS_ERROR * fmax(fabs(pair[0].loss), fabs(pair[1].loss)) / fabs(pair[0].value - pair[1].value);
 }
 
-/* Richardson's combination of two central differences, which leaves a truncation error of the order of step^4. Relative
- * to the gradient, or to what the losses' rounding alone could bring to the bound: a small gradient's difference is
- * lost in it. */
+/* Combines two central differences (Richardson), which leaves a truncation error of the order of step^4. Returns the
+ * error relative to the gradient, or to the largest error that rounding of the losses could cause: a small gradient's
+ * difference is lost in that rounding. */
 static double error_of(const ari_perturbation *wide, double gradient, double scale)
 {
     const double square = RATIO * RATIO;
@@ -298,8 +302,8 @@ static void finish(ar_gradcheck *out, const gradcheck *g)
 
 /* --- the check ---------------------------------------------------------------------------------------------------- */
 
-/* The loss depends on a pad's embedding, but by definition its gradient does not count that: another token takes its
- * place. */
+/* Replaces a pad by another token. The loss depends on a pad's embedding, but by definition a pad contributes nothing
+ * to the gradient. */
 static int64_t unpadded(const ar_config *c, int64_t id)
 {
     return c->pads && id == (int64_t)c->pad_id ? (int64_t)((c->pad_id + 1) % c->vocab) : id;

@@ -6,13 +6,14 @@
 
 typedef struct ari_gradcheck_case {
     const ar_config *config;
-    ar_baseline_weights weights; /* NULL: fresh ones by `seed` */
+    ar_baseline_weights weights; /* the weights; NULL: fresh weights from `seed` */
     void *weights_user;
     const ar_batch
-        *batch;    /* of its input_ids but for pads, at most the first 2 samples and 16 positions; nothing else */
+        *batch;    /* the batch; only its input_ids are used, without pads, and at most the first 2 samples and 16
+                      positions */
     uint64_t seed; /* of fresh weights and of the draw */
     ar_loss_options loss;
-    int threads; /* 1: one; more: two */
+    int threads; /* 1: one thread; more: two threads */
     /* Emits the gradients to be checked. NULL: ar_baseline_run. */
     ar_status (*gradients)(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch, double *loss);
     bool (*progress)(void *user, double fraction); /* NULL, or called on the calling thread; false ends the check */
@@ -32,7 +33,7 @@ AR_NODISCARD ar_status ari_gradcheck(ar_gradcheck *out, const ari_gradcheck_case
 
 /* Numbers of elements of a gradient that are compared with differences of the loss. */
 enum { ARI_DRAWN = 2, ARI_MAX_DRAWN = ARI_DRAWN + 1 };
-/* Relative to the largest gradient: the smallest one drawn, and the scale of zeros. */
+/* Bounds relative to the largest gradient: the smallest gradient that is sampled, and the scale for zero gradients. */
 #define ARI_DRAWN_SMALL 1e-3
 
 typedef struct ari_drawn {

@@ -18,7 +18,7 @@
 #include "ref/models/model_private.h"
 #include "ref/models/plan_private.h"
 
-/* A tensor of inputs.safetensors, the parameter it is, and which sizes of the config its shape has. */
+/* Tensors of inputs.safetensors: the parameter, and the sizes of the config that make up its shape. */
 typedef enum extent { END, BATCH, SEQ, HIDDEN, QUERIES, KEYS, FFN } extent;
 static const struct {
     const char *name, *parameter;
@@ -189,7 +189,7 @@ ar_status ari_block_case_want(const ari_block_case *b, ari_gatherer *g)
 static const float *baseline_weights(void *user, const char *name, size_t count)
 {
     const ari_block_case *b = user;
-    (void)count; /* as the config has it, which inputs were held to */
+    (void)count; /* the sizes come from the config, with which the inputs were compared */
     for (size_t i = FIRST_PARAMETER; i < INPUTS; i++) {
         char full[64];
         snprintf(full, sizeof full, "%s.%s", block_name, inputs[i].parameter);
@@ -225,7 +225,7 @@ static ar_status set_parameters(const ari_block_case *b, ar_ctx *ctx, ar_module 
     return AR_OK;
 }
 
-/* A value that is given whole: the positions that the rank has. */
+/* Uploads the positions that this rank has of a value that is given as a whole. */
 static ar_status upload(const ari_block_case *b, ar_ctx *ctx, ar_tensor *local, const float *values)
 {
     ar_batch full_batch = b->batch;

@@ -73,7 +73,7 @@ void ari_gatherer_fini(ari_gatherer *g)
 
 /* --- who listens -------------------------------------------------------------------------------------------------- */
 
-/* Weights, gradients and what is an output: the tensors of a dump without activations. */
+/* Returns true for weights, gradients and outputs: the tensors of a dump without activations. */
 static bool is_result(void *user, const ar_tap_event *e)
 {
     const ari_gatherer *g = user;
@@ -116,8 +116,8 @@ void ari_grads_taps_fini(ari_grads_taps *t)
 
 /* --- putting together --------------------------------------------------------------------------------------------- */
 
-/* The tensor of that name among those from `begin` on; g->count: there is none. Ranks report in the same order but for
- * a few: *hint is where to look first. */
+/* Returns the index of the tensor with this name, searched from `begin` on; g->count: none. Since most ranks report in
+ * the same order, the search starts at *hint. */
 static size_t find_tensor(const ari_gatherer *g, size_t begin, size_t *hint, const char *name)
 {
     const size_t n = g->count - begin;
@@ -201,7 +201,7 @@ static ar_status as_tensors(const ari_gatherer *g, int first_file, int end, ari_
     return AR_OK;
 }
 
-/* Puts a parameter of fp32 into the tensor of its other name, the first of whose parts makes it. */
+/* Copies an fp32 parameter into the stacked tensor that contains it, which its first part creates. */
 static ar_status put_stacked(ar_st_tensor *list, size_t *n, const ar_st_tensor *t, const ari_stacked *place,
                              ari_arena *arena)
 {
@@ -299,7 +299,7 @@ ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *r
     AR_TRY(ARI_ALLOC(&allowances, g->count, "allowances"));
     for (size_t i = 0; i < g->count; i++) {
         const ari_gathered *w = &g->list[i];
-        if (!w->tap[0]) /* under its own name, which the reference has */
+        if (!w->tap[0]) /* written under its name in the reference */
             continue;
         const size_t index = ari_reference_find(ref, w->tap, w->pass);
         if (index == ref->count)

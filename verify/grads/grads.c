@@ -68,7 +68,7 @@ static ar_status run_block(void *user, const ar_baseline_options *o)
     return ari_block_case_baseline(user, o);
 }
 
-/* The baseline's tensors of the run, and what each may be off in the arithmetic that is asked for. */
+/* Computes the baseline's tensors for the run, and their tolerances in the requested arithmetic. */
 static ar_status allow_differences(ari_reference *ref, const ari_cluster_options *run, const ar_grads_options *o)
 {
     const ari_sensitivity_case c = {.sensitivity = o->sensitivity_of,
@@ -94,7 +94,8 @@ static ar_status check_out(const ar_grads_options *o)
     return o->per_rank ? ari_dump_folder_check(path) : AR_OK;
 }
 
-/* A mistake may leave ranks with the wrong parts: that is no broken invariant. */
+/* Checks that all tensors are complete. With an injected fault, missing or double parts are an expected result and not
+ * an internal error. */
 static ar_status check_complete(const ari_gatherer *g, const char *fault)
 {
     const ar_status st = ari_gather_check(g);
@@ -224,7 +225,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     return run_and_write(result, o, &cluster, &g);
 }
 
-/* Its input is given whole, and there is no step around it. */
+/* Checks options of a block: its input is given as a whole, and the block is not part of a training step. */
 static ar_status check_block(const ar_run *r)
 {
     const ar_parallel *p = &r->parallel;
@@ -253,7 +254,7 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     return run_and_write(result, o, &cluster, &g);
 }
 
-/* Refuses options for which a file of gradients has no place. */
+/* Refuses options that a file of gradients cannot represent. */
 static ar_status check_given(const ar_run *r)
 {
     if (r->batch > 0 || r->seq > 0)

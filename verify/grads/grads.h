@@ -14,12 +14,13 @@ enum { ARI_OUTPUTS_FILE, ARI_GRADS_FILE, ARI_ACTIVATIONS_FILE, ARI_RANKS_FOLDER,
 
 /* --- what is gathered (gather.c) ---------------------------------------------------------------------------------- */
 
-/* Full tensors put together from what the ranks tap. Ranks share one gatherer; each writes its own boxes only. */
+/* A full tensor assembled from tapped parts of the ranks. All ranks share one gatherer, and each writes only its
+ * boxes. */
 typedef struct ari_gathered {
     char tap[160]; /* name of the tap */
     char pass;
-    ari_full_tensor full; /* with its name in the file */
-    int file;             /* which file it goes to */
+    ari_full_tensor full; /* the tensor, named as in the file */
+    int file;             /* index of the file that contains the tensor */
 } ari_gathered;
 
 typedef struct ari_gatherer {
@@ -29,23 +30,23 @@ typedef struct ari_gatherer {
     const ar_config *stacked;
 } ari_gatherer;
 
-/** Wants a tensor; values are zero until a rank taps it. */
+/** Requests a tensor. Its values are zero until a rank reports them. */
 AR_NODISCARD ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim,
                                        const size_t *shape, int file);
 /** Writes the name of the tap of the logits from which a model with a head computes its loss. */
 void ari_logits_name(char *name, size_t cap, const ar_config *c);
 /** Wants the logits [b, s, V] by that tap. */
 AR_NODISCARD ar_status ari_gather_want_logits(ari_gatherer *g, const ar_config *c, const ar_batch *b, int file);
-/** An ar_tap_fn; user: the ari_gatherer, the same for all ranks. */
+/** Collects a reported value. Has the type ar_tap_fn; user: the ari_gatherer that all ranks share. */
 AR_NODISCARD ar_status ari_gather_tap(void *user, const ar_tap_event *event);
 void ari_gatherer_fini(ari_gatherer *g);
-/** Checks that every element of every wanted tensor was reported once: AR_ERR_INTERNAL names the first tensor that was
- *  not. */
+/** Checks that every element of every requested tensor was reported exactly once. AR_ERR_INTERNAL names the first
+ *  tensor that was not. */
 AR_NODISCARD ar_status ari_gather_check(const ari_gatherer *g);
 enum { ARI_GATHER_FILES = 3 };
-/** Writes all files, file i to path[i]: each whole before the first gets its name, so that a failure leaves what was
- *  there. targets: of the batch. files: at most ARI_GATHER_FILES. placement[i]: the text of ANYRANK_PLACEMENT of file
- *  i, or NULL. */
+/** Writes all files, file i to path[i]. Every file is complete before the first is renamed, so a failure keeps the
+ *  existing files. targets: of the batch. files: at most ARI_GATHER_FILES. placement[i]: value of ANYRANK_PLACEMENT in
+ *  file i, or NULL. */
 AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, size_t targets, int files, const char *const *path,
                                         const char *const *placement);
 /** SHA-256 over all tensors of the first `files` files, by name. */
@@ -56,17 +57,17 @@ typedef struct ari_grads_taps {
     ari_gatherer *outputs;
     ari_dump_ranks ranks; /* empty: not requested */
     ari_tap_pair *tap;    /* [world] */
-    void **user;          /* [world]: the same, for ari_tap_both */
+    void **user;          /* [world] the same listeners, for ari_tap_both */
 } ari_grads_taps;
 
 AR_NODISCARD ar_status ari_grads_taps_create(ari_grads_taps *t, ari_gatherer *outputs, const ar_grads_options *o);
 void ari_grads_taps_fini(ari_grads_taps *t);
-/** Puts together what the ranks kept, as full tensors of the gatherer's file `file` under the names of the ranks'
- *  dumps. is_retained: the ranks still have their parts then. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a name too long). */
+/** Assembles the ranks' tensors as full tensors of the gatherer's file `file`, named as in the ranks' dumps.
+ *  is_retained: the ranks keep their parts. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a name is too long). */
 AR_NODISCARD ar_status ari_grads_merge(ari_grads_taps *t, int file, bool is_retained);
 /** Returns the text of ANYRANK_PLACEMENT for such a file, in execution order. Release *out with free(). */
 AR_NODISCARD ar_status ari_grads_order(char **out, const ari_gatherer *g, int file);
-/** Writes allowances of all tensors of a reference, those that are wanted under their names in their files too. */
+/** Writes allowances of all tensors of a reference; requested tensors also appear under their names in the files. */
 AR_NODISCARD ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *ref, const char *path,
                                                 ar_sensitivity sensitivity, const char *hash);
 
@@ -94,9 +95,9 @@ void ari_input_batch_fini(ari_input_batch *b);
 
 /* --- a block (block_case.c) --------------------------------------------------------------------------------------- */
 
-/* A single transformer block with given inputs: a folder with case.json (batch, seq, hidden, heads, kv_heads, ffn,
- * causal, eps, activation) and inputs.safetensors (x, dy [b, s, h]; ln1_weight, ln1_bias, wq, wk, wv, wo, ln2_weight,
- * ln2_bias, w1, b1, w2, b2; weights [out, in]). It is layer 0 of a stack. */
+/* A transformer block with given inputs: a folder with case.json (batch, seq, hidden, heads, kv_heads, ffn, causal,
+ * eps, activation) and inputs.safetensors (x, dy [b, s, h]; ln1_weight, ln1_bias, wq, wk, wv, wo, ln2_weight, ln2_bias,
+ * w1, b1, w2, b2; weights [out, in]). The block is layer 0 of a stack. */
 typedef struct ari_block_case {
     ar_config config;
     ar_batch batch; /* sizes only */
@@ -110,5 +111,5 @@ void ari_block_case_fini(ari_block_case *b);
 AR_NODISCARD ar_status ari_block_case_want(const ari_block_case *b, ari_gatherer *g);
 /** Runs the baseline for the case with the options o and the case's weights. Errors: those of ari_baseline_block. */
 AR_NODISCARD ar_status ari_block_case_baseline(const ari_block_case *b, const ar_baseline_options *o);
-/** Forward and backward on one rank; user: the case. Collective. */
+/** Runs forward and backward on one rank; user: the case. Collective. */
 AR_NODISCARD ar_status ari_block_case_run(void *user, ar_ctx *ctx);

@@ -73,7 +73,7 @@ static bool has_positions(const ar_config *c)
     return c->rope.kind || c->learned_positions;
 }
 
-/* One row of positions is that of all samples. */
+/* Loads the positions. A single row applies to all samples. */
 static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
 {
     const ar_st_entry *e = ari_st_find(f, "position_ids");
@@ -99,13 +99,13 @@ static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar
     return AR_OK;
 }
 
-/* Boundaries of documents, as flash-attn's varlen functions have them, and transformers in its keyword arguments, for
- * queries and for keys. */
+/* Names of lists with document boundaries, for queries and keys: those of flash-attn's varlen functions and of
+ * transformers' keyword arguments. */
 #define BOUNDS_LIST "cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"
 static const char *const bounds_names[] = {BOUNDS_LIST};
 #define BOUNDS_NAMES (sizeof bounds_names / sizeof *bounds_names)
 
-/* One list of bounds of `length` tokens: which of them begin a document. An empty document is none. */
+/* Marks the first token of each document in a list of boundaries for `length` tokens. Empty documents are ignored. */
 static ar_status mark_documents(bool *is_start, const int64_t *bounds, size_t n, size_t length, const char *location)
 {
     if (n < 2 || bounds[0] != 0 || bounds[n - 1] < 0 || (size_t)bounds[n - 1] != length)
@@ -139,7 +139,7 @@ static ar_status number_documents(ari_input_batch *b, const bool *is_start, cons
     return AR_OK;
 }
 
-/* [n + 1] of all tokens, row after row, or [b, n + 1] of each row. */
+/* Loads document boundaries: [n + 1] for all tokens, row after row, or [b, n + 1] for each row. */
 static ar_status load_documents(ari_input_batch *b, const ar_st_entry *e, const char *path)
 {
     const size_t s = b->batch.seq, tokens = b->batch.batch * s;
@@ -162,7 +162,7 @@ static ar_status load_documents(ari_input_batch *b, const ar_st_entry *e, const 
     return number_documents(b, is_start, path, e->name);
 }
 
-/* By whichever names they are given: queries and keys have the same. */
+/* Loads the boundaries under whichever names they have; queries and keys must have equal boundaries. */
 static ar_status load_bounds(ari_input_batch *b, const ar_st_file *f, const char *path)
 {
     const ar_st_entry *first_entry = NULL;
@@ -180,7 +180,7 @@ static ar_status load_bounds(ari_input_batch *b, const ar_st_file *f, const char
     return first_entry ? load_documents(b, first_entry, path) : AR_OK;
 }
 
-/* Refuses unknown tensors, which would go unread, so that the gradients would be those of another batch. */
+/* Refuses unknown tensors. If they were ignored, the gradients would belong to another batch. */
 static ar_status refuse_unknown(const ar_st_file *f, const char *path)
 {
     static const char *const known_names[] = {"input_ids", "labels", "attention_mask", "position_ids", BOUNDS_LIST};
@@ -202,7 +202,8 @@ static void note_labels(ari_input_batch *b)
                  "no token has a target: the loss is NaN, the mean of nothing, as in PyTorch; all gradients are zero");
 }
 
-/* Positions go by the column, as in the forward pass of transformers; its generate() counts them from the mask. */
+/* Notes left padding: positions count columns, as in the forward pass of transformers, whose generate() counts them
+ * from the mask. */
 static void note_left_padding(ari_input_batch *b, const ar_config *c)
 {
     const ar_batch *x = &b->batch;
@@ -229,13 +230,13 @@ static size_t window_of(const ar_config *c)
     return window;
 }
 
-/* Targets that a place predicts which sees no key, as padding on the left does: transformers gives it a uniform row.
- * Where heads have sinks both give it none. All models with targets are causal. */
+/* Notes targets predicted at positions that see no key, as with left padding: transformers gives such a position
+ * uniform attention. If heads have sinks, both programs give it no attention. All models with targets are causal. */
 static void note_blind(ari_input_batch *b, const ar_config *c)
 {
     const ar_batch *x = &b->batch;
     const size_t window = window_of(c);
-    size_t count = 0, since = 0; /* since: places from the last key that is seen to here, both counted */
+    size_t count = 0, since = 0; /* since: number of positions from the last visible key to this one, both included */
     const bool asks = x->padding_mask && !c->sinks && ari_part_path(ari_family_of(c->arch), ARI_HEAD);
     for (size_t i = 0; asks && i < x->batch * x->seq; i++) {
         const bool is_start = i % x->seq == 0 || (x->documents && x->documents[i] != x->documents[i - 1]);
@@ -251,7 +252,7 @@ static void note_blind(ari_input_batch *b, const ar_config *c)
             count, count == 1 ? " is" : "s are");
 }
 
-/* A document whose first position is not 0: position_ids and cu_seqlens may be of two different batches. */
+/* Notes a document whose first position is not 0: position_ids and cu_seqlens may belong to different batches. */
 static void note_positions(ari_input_batch *b)
 {
     const ar_batch *x = &b->batch;
@@ -268,7 +269,7 @@ static void note_positions(ari_input_batch *b)
                  odd, documents);
 }
 
-/* The number of places within a row that are not one position after the place before; they begin documents, as each row
+/* Counts the positions in a row that do not follow the preceding position by 1. They begin documents, as each row
  * does. */
 static size_t find_jumps(bool *is_start, const ar_batch *x)
 {
@@ -303,8 +304,8 @@ static void note_jumps(ari_input_batch *b, const ar_config *c, size_t jumps)
                  crossing, crossing == 1 ? "is" : "are");
 }
 
-/* Documents that position_ids alone tell, as transformers 5.23 has them (find_packed_sequence_indices): apart unless
- * there is a mask, or the model passes them on to none, and which targets they have is for the labels to say. */
+/* Separates documents that only position_ids show, as transformers 5.23 does (find_packed_sequence_indices): unless a
+ * mask is given or the model does not pass the positions on. The labels decide which tokens are targets. */
 static ar_status apart_by_positions(ari_input_batch *b, const ar_config *c, const char *path)
 {
     ar_batch *x = &b->batch;
@@ -346,8 +347,8 @@ static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const ch
     return AR_OK;
 }
 
-/* transformers takes such a mask instead of those of causality and windows, and here it is added to them: it must hide
- * what they hide. What is added to a score and is below HIDES leaves nothing of it. */
+/* Additive masks: transformers uses the mask instead of causality and windows, while here the mask is added to them, so
+ * it must hide everything that they hide. A score plus a value below HIDES contributes nothing. */
 #define HIDES (-1e4f)
 static ar_status check_hidden(const float *added, const ar_config *c, const ar_st_entry *e, const char *path)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Log-probabilities of the labels of a batch. Each sequence is computed at its own length, so that neither the batch
- * that it stands in, nor padding, packing or the layout changes a bit in exact numerics, and none in binary64. */
+/* Computes log-probabilities of a batch's labels. Each sequence is computed at its length, so in exact numerics neither
+ * the other sequences of the batch nor padding, packing or the layout changes a bit, and in binary64 none of these
+ * changes anything either. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,14 +18,14 @@
 #include "verify/plan/estimate.h"
 #include "verify/run/run.h"
 
-/* Logits of a group that are in memory at once, at most, where a sequence has less. */
+/* Maximum size of a group's logits in memory, if one sequence needs less. */
 #define LOGITS_BYTES ((size_t)64 << 20)
 
 /* The numbers of all places of the batch, [b, s], and rows of logits. */
 typedef struct numbers {
     double *logprob, *entropy, *largest, *lse; /* NaN where no label is predicted */
-    unsigned char *logits;                     /* [labels, V]; NULL: not asked for */
-    size_t rows;                               /* of logits so far */
+    unsigned char *logits;                     /* [labels, V] logits; NULL: not requested */
+    size_t rows;                               /* number of rows of logits so far */
     double sum;                                /* of the log-probabilities */
 } numbers;
 
@@ -33,11 +34,12 @@ typedef struct job {
     const ar_config *config;
     ari_weights *weights; /* NULL: fresh */
     ari_input_batch input;
-    size_t *place;                 /* [tokens]: where in the batch, of all that is no padding */
-    size_t *sequence_begin, count; /* of each sequence, in `place`, and the end of the last */
-    int64_t *sequence;             /* [b, s]: its number, -1 of padding */
-    size_t labels;                 /* that are predicted */
-    double *rounding;              /* [ARI_NOISE_SEEDS, b, s]; NULL: not asked for */
+    size_t *place;                 /* [tokens] position in the batch of each token that is not padding */
+    size_t *sequence_begin, count; /* first index in `place` of each sequence, and the end of the last; number of
+                                      sequences */
+    int64_t *sequence;             /* [b, s] sequence number; -1 for padding */
+    size_t labels;                 /* number of predicted labels */
+    double *rounding;              /* [ARI_NOISE_SEEDS, b, s]; NULL: not requested */
     ari_arena arena;
 } job;
 
@@ -134,7 +136,7 @@ static void note_row(numbers *out, size_t place, int64_t label, const float *x, 
     out->lse[place] = row.lse;
 }
 
-/* In binary64 throughout, each sum from the first entry to the last. */
+/* Computes a row's log-probability in binary64; each sum runs from the first entry to the last. */
 static void note_row_f64(numbers *out, size_t place, int64_t label, const double *x, size_t v)
 {
     double m = x[0], l = 0.0, moment = 0.0;
@@ -186,7 +188,7 @@ static ar_status hear_baseline(void *user, const char *name, char pass, int ndim
     return AR_OK;
 }
 
-/* Binary64, with the errors of an arithmetic that rounds so where there is a seed. */
+/* Runs the baseline in binary64. With a seed, adds random errors of the size that the given arithmetic makes. */
 static ar_status run_baseline(group *g, ar_noise_units noise, uint64_t seed)
 {
     const job *j = g->j;
@@ -228,7 +230,7 @@ static ar_status run_ranks(const group *g)
     return AR_OK;
 }
 
-/* All sequences; baseline: by plain loops in binary64. */
+/* Computes all sequences; baseline: with plain loops in binary64. */
 static ar_status compute(numbers *out, const job *j, bool baseline, ar_noise_units noise, uint64_t seed)
 {
     for (size_t first_sequence = 0; first_sequence < j->count;) {

@@ -60,7 +60,7 @@ ari_lint_layout ari_lint_layout_of(const ar_parallel *p)
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */
 
-/* The collective that moves a value from one placement to another (parallelism.md). */
+/* Returns the collective that converts a value from one placement to another (parallelism.md). */
 static void move_text(char *out, size_t cap, ar_placement actual, ar_placement required, int along)
 {
     const char *axis = ari_lint_axis_name(along);
@@ -119,8 +119,9 @@ void ari_lint_repair_text(char *out, size_t cap, const ari_lint_verdict *v, int 
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */
 
-/* The step that is recorded: placements do not depend on what sums are made of, on when shares are reduced and gathered
- * (what ZeRO's stages differ in), on overlap, on samples or, as far as ranks divide them, on positions. */
+/* Simplifies the step that is recorded: placements do not depend on numerics, on when shards are reduced and gathered
+ * (the difference between ZeRO's stages), on overlap, on the number of samples or, beyond divisibility by the ranks, on
+ * the sequence length. */
 static void simplify(ar_run *r, const ar_config *config)
 {
     ar_parallel *p = &r->parallel;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of ari_lint: types and their rules (lint_rules.c), the walk through a record that gives every value its
- * type (lint_record.c), operation by operation (lint_kinds.c), and its findings (lint_find.c). */
+/* Internal interface of ari_lint: types and their rules (lint_rules.c), the walk through a record that derives each
+ * value's type (lint_record.c), the rules of each operation (lint_kinds.c), and findings (lint_find.c). */
 #pragma once
 
 #include "anyrank/lint.h"
@@ -47,7 +47,8 @@ ari_lint_verdict ari_lint_product_dw(ar_placement x, ar_placement dy);
  *  features. `features`: the parameter's dimension of features. */
 ari_lint_verdict ari_lint_sum_over_tokens(ar_placement dy, int features);
 ari_lint_verdict ari_lint_add(ar_placement a, ar_placement b);
-/** Adds a parameter, whose dimension `features` is the activation's last one, to every token. */
+/** Returns the verdict for adding a parameter, whose dimension `features` is the activation's last one, to every
+ *  token. */
 ari_lint_verdict ari_lint_add_parameter(ar_placement x, ar_placement w, int features);
 /** Returns the verdict on a function of each element. */
 ari_lint_verdict ari_lint_elementwise(ar_placement x, bool linear);
@@ -66,12 +67,13 @@ ari_lint_verdict ari_lint_lookup_gradient(ar_placement dy, ar_placement table);
 
 /* A layout as the lint looks at it. */
 typedef struct ari_lint_layout {
-    size_t size[ARI_LINT_AXES]; /* ranks along each axis; along one of 1 nothing is judged */
-    ari_axes expert_axes;       /* along which ranks have other experts */
-    bool separate_experts;      /* experts have copies on other ranks than what else there is */
-    bool zero;                  /* ranks with copies of a parameter update a share of it each */
-    bool replicates;            /* and several of them have each share */
-    bool complete;              /* every operation is noted: a bundled model's, not a user's module's */
+    size_t size[ARI_LINT_AXES]; /* number of ranks along each axis; axes of size 1 are not checked */
+    ari_axes expert_axes;       /* axes along which ranks hold different experts */
+    bool separate_experts;      /* true if experts have replicas on other ranks than the remaining parameters */
+    bool zero;                  /* true if ranks that replicate a parameter each update a shard of it */
+    bool replicates;            /* true if several ranks have each shard */
+    bool complete;              /* true if every operation is recorded: for a bundled model, but not for a user's
+                                   module */
 } ari_lint_layout;
 ari_lint_layout ari_lint_layout_of(const ar_parallel *p);
 /** Records a step of the first rank of each stage. record: [stages], zeroed before and released by ari_ledger_fini,
@@ -84,8 +86,8 @@ typedef struct ari_lint_placed {
     bool takes_known[ARI_LEDGER_VALUES], makes_known[ARI_LEDGER_VALUES];
     ari_lint_type input_types[ARI_LEDGER_VALUES], output_types[ARI_LEDGER_VALUES];
 } ari_lint_placed;
-/** Adds the findings of the records of the first rank of each stage, in the order of the stages. placed: for each
- *  record an array of as many as it has operations; NULL: not asked for. Errors: AR_ERR_MEMORY. */
+/** Adds the findings in the records of each stage's first rank, in order of the stages. placed: for each record an
+ *  array with an element per operation; NULL: not wanted. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lint_records(ar_lint_report *r, ari_lint_placed *const *placed, const ari_ledger *records,
                                         size_t n, const ari_lint_layout *layout);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Findings: equal ones of several layers are one. */
+/* Collects findings. Equal findings in several layers are merged. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,9 +8,10 @@
 #include "ref/placement/placement_private.h"
 #include "verify/lint/lint_impl.h"
 
-enum { ACTIVATION_DIMS = 3 }; /* [b, s, features] */
+enum { ACTIVATION_DIMS = 3 }; /* activations are [b, s, features] */
 
-/* The first number between dots of a module's name: its layer. SIZE_MAX: there is none. *offset, *digits: where. */
+/* Finds the layer in a module's name: the first number between dots. SIZE_MAX: none. *offset, *digits: position and
+ * length of the number. */
 static size_t layer_of(const char *name, size_t *offset, size_t *digits)
 {
     for (const char *p = strchr(name, '.'); p; p = strchr(p + 1, '.')) {
@@ -25,7 +26,7 @@ static size_t layer_of(const char *name, size_t *offset, size_t *digits)
     return SIZE_MAX;
 }
 
-/* True if both are one but for their layer. */
+/* Returns true if two findings differ only in their layers. */
 static bool same_but_layer(const ar_lint_finding *a, const ar_lint_finding *b, size_t offset, size_t digits)
 {
     size_t b_at = 0, b_digits = 0;
@@ -45,7 +46,7 @@ size_t ari_lint_layer(const char *name)
     return layer_of(name, &offset, &digits);
 }
 
-/* Adds a finding; the same in another layer, micro-batch or stage is one with it. */
+/* Adds a finding, or merges it with the same finding in another layer, micro-batch or stage. */
 static ar_status add_finding(ari_lint_walk *w, const ar_lint_finding *f)
 {
     ar_lint_report *r = w->report;
@@ -79,7 +80,8 @@ static const char *pass_name(const ari_ledger_operation *op)
     return op->pass == 'b' || op->is_recomputed ? "backward" : op->pass == 'f' ? "forward" : "step";
 }
 
-/* "S(-1)": dimensions of an activation are counted from its end; "R", whatever its gradient is. Returns out. */
+/* Writes a placement such as "S(-1)", which counts an activation's dimensions from the end; for "R" the gradient's
+ * placement is not shown. Returns out. */
 static char *placed_text(char out[AR_PLACEMENT_TEXT], ar_placement p, bool of_param)
 {
     if (p.kind == AR_SHARD && p.dim == ARI_LINT_BY_EXPERT) {

@@ -4,23 +4,24 @@
 
 #include "verify/lint/lint.h"
 
-/* A value: its placement, and whether an operation or a report has said it. */
+/* A value with its placement and whether an operation or a report has declared it. */
 typedef struct ari_lint_value {
     ari_lint_type type;
     bool is_known, is_produced;
-    size_t receive; /* 1 + the operation that receives it, until it is there */
-    size_t maker;   /* 1 + the operation that made it, if it is a layer's product whose terms nothing has added up */
+    size_t receive; /* 1 + index of the operation that receives the value, until it has arrived */
+    size_t maker;   /* 1 + index of the layer's product that made the value, if its partial sums have not been
+                       reduced */
 } ari_lint_value;
 
 typedef struct ari_lint_param {
     ari_lint_type type;
     bool broadcast, used, judged, gathered;
     int uses, gradients;            /* in the passes of all micro-batches */
-    bool partial[ARI_LINT_AXES];    /* ranks along the axis have terms of its gradient */
-    unsigned summed[ARI_LINT_AXES]; /* groups that have summed them: a bit for each ari_over */
+    bool partial[ARI_LINT_AXES];    /* true if ranks along the axis hold partial sums of the parameter's gradient */
+    unsigned summed[ARI_LINT_AXES]; /* groups that have reduced them: one bit for each ari_over */
 } ari_lint_param;
 
-/* A value on its way between two stages. */
+/* A value that is being sent from one stage to another. */
 typedef struct ari_lint_message {
     char pass;
     size_t src_rank, dst_rank; /* ranks of records */
@@ -31,11 +32,11 @@ typedef struct ari_lint_message {
 typedef struct ari_lint_rank {
     const ari_ledger *ledger;
     size_t next_op;          /* operation */
-    ari_lint_value *value;   /* [ledger->ids + 1] */
+    ari_lint_value *value;   /* [ledger->ids + 1] values by id */
     ari_lint_param *param;   /* [ledger->params] */
     ari_lint_type tokens;    /* type of the last value that went to the experts, as which it returns */
-    bool updated;            /* the optimizer has changed the weights */
-    int losses;              /* forward passes of a loss less backward ones */
+    bool updated;            /* true after the optimizer has changed the weights */
+    int losses;              /* number of losses' forward passes minus backward passes */
     ari_lint_placed *placed; /* [ledger->operations]; NULL: not requested */
 } ari_lint_rank;
 
@@ -45,7 +46,7 @@ typedef struct ari_lint_walk {
     size_t room;
     ari_lint_rank *rank; /* [ranks] */
     size_t ranks, current_rank;
-    ari_lint_message *message; /* [messages], the oldest first */
+    ari_lint_message *message; /* [messages] in the order in which they were sent */
     size_t messages, message_room;
     size_t *layer_rank; /* [layers]: 1 + the rank that has the layer; 0: none yet */
     size_t layers;
@@ -73,7 +74,7 @@ static inline bool ari_lint_is_known(const ari_lint_walk *w, const ari_ledger_va
 
 /* --- findings (lint_find.c) --------------------------------------------------------------------------------------- */
 
-/** Adds a finding at an operation; the same of another layer, micro-batch or stage is one with it. Errors:
+/** Adds a finding at an operation, or merges it with the same finding in another layer, micro-batch or stage. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lint_find(ari_lint_walk *w, const ari_ledger_operation *op, int axis,
                                      const ari_lint_verdict *v);
@@ -84,11 +85,11 @@ AR_NODISCARD ar_status ari_lint_find_in_words(ari_lint_walk *w, const ari_ledger
 
 /* --- operations (lint_kinds.c) ------------------------------------------------------------------------------------ */
 
-/** Takes the messages that an operation's inputs wait for. False: one has not been sent yet. */
+/** Receives the messages that an operation's inputs wait for. Returns false if one has not been sent yet. */
 bool ari_lint_await_inputs(ari_lint_walk *w, const ari_ledger_operation *op);
 /** True if a call's ranks differ along an axis. */
 bool ari_lint_goes_along(const ari_lint_walk *w, const ari_ledger_call *call, int axis);
 /** Returns the axis along which a parameter has copies; ARI_LINT_NO_AXIS: none. */
 int ari_lint_copies_axis(const ari_lint_walk *w, const ari_ledger_param *p);
-/** Judges an operation by the rule of its kind, and places what it makes. Errors: AR_ERR_MEMORY. */
+/** Checks an operation by the rule of its kind, and derives the placements of its outputs. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lint_operation(ari_lint_walk *w, const ari_ledger_operation *op);

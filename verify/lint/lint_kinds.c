@@ -12,9 +12,9 @@
 
 static const ar_placement invariant = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0}, samples = {AR_SHARD, 0},
                           positions = {AR_SHARD, 1}, by_expert = {AR_SHARD, ARI_LINT_BY_EXPERT};
-enum { FEATURES = 2, ACTIVATION_DIMS = 3 }; /* [b, s, features] */
+enum { FEATURES = 2, ACTIVATION_DIMS = 3 }; /* activations are [b, s, features] */
 
-/* Takes a rule's verdict along an axis: what it makes, and a finding if it is broken. */
+/* Records a rule's verdict along an axis: the output's placement, and a finding if the rule is violated. */
 static ar_status judge(ari_lint_walk *w, const ari_ledger_operation *op, int axis, ar_placement *output,
                        ari_lint_verdict v)
 {
@@ -75,7 +75,8 @@ static size_t calls_along(const ari_lint_walk *w, const ari_ledger_operation *op
     return n;
 }
 
-/* Applies a collective to a placement along its axis. target: the declared result. False: the collective cannot. */
+/* Applies a collective to a placement along the collective's axis. target: the declared result. Returns false if the
+ * collective does not apply. */
 static bool moved(ar_placement *p, const ari_ledger_call *call, ar_placement target)
 {
     const bool partial = ari_lint_partial(*p), cut = p->kind == AR_SHARD;
@@ -92,7 +93,7 @@ static bool moved(ar_placement *p, const ari_ledger_call *call, ar_placement tar
     return true;
 }
 
-/* A collective that does not suit the value that it moves. */
+/* Reports a collective that does not fit the value that it communicates. */
 static ar_status refuse_call(ari_lint_walk *w, const ari_ledger_operation *op, const ari_ledger_call *call, int axis,
                              ar_placement actual, ar_placement target)
 {
@@ -124,7 +125,7 @@ static ar_status move_value(ari_lint_walk *w, const ari_ledger_operation *op, ar
                 AR_TRY(refuse_call(w, op, call, axis, *p, target));
             is_moved = true;
         }
-        if (ari_lint_replicated(*p) && target.kind == AR_SHARD) /* takes its own part */
+        if (ari_lint_replicated(*p) && target.kind == AR_SHARD) /* each rank keeps its part */
             *p = target;
         if (ari_lint_size(w, axis) > 1 && !ari_lint_same(*p, target)) {
             const ari_lint_verdict v = ari_lint_mismatch(*p, target);
@@ -135,7 +136,7 @@ static ar_status move_value(ari_lint_walk *w, const ari_ledger_operation *op, ar
     return AR_OK;
 }
 
-/* An input that an operation declares to be placed so over tp. */
+/* Handles an input that the operation declares as placed over tp. */
 static ar_status take_declared(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_type *type)
 {
     ar_placement *actual = &type->placement[ARI_AXIS_TP], required = from_start(op->input_placement);
@@ -193,7 +194,7 @@ int ari_lint_copies_axis(const ari_lint_walk *w, const ari_ledger_param *p)
     return ARI_LINT_NO_AXIS;
 }
 
-/* Parameters that ranks share are the same on all of them before they are used. */
+/* Checks that parameters which ranks share are equal on all of them before use. */
 static ar_status use_params(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (size_t i = 0; i < op->uses && op->pass != 's'; i++) {
@@ -208,7 +209,7 @@ static ar_status use_params(ari_lint_walk *w, const ari_ledger_operation *op)
     return AR_OK;
 }
 
-/* Reports an expert's weight that gets a rank's own tokens instead of the rows that were sent to the expert. */
+/* Reports an expert's weight that multiplies a rank's local tokens instead of the rows sent to the expert. */
 static ar_status check_experts(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     const ari_lint_type *input_type = op->inputs > 0 ? &ari_lint_value_of(w, &op->input[0])->type : NULL;
@@ -238,7 +239,8 @@ static bool is_backward(const ari_ledger_operation *op)
     return op->pass == 'b' && !op->is_recomputed;
 }
 
-/* Terms of a layer's product are needed as their sum: the finding is at the product, where the repair belongs. */
+/* Requires that partial sums of a layer's product have been reduced. The finding refers to the product, where the code
+ * must be fixed. */
 static ar_status settle_terms(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (int i = 0; i < op->inputs; i++) {
@@ -253,7 +255,7 @@ static ar_status settle_terms(ari_lint_walk *w, const ari_ledger_operation *op)
     return AR_OK;
 }
 
-/* Declared placements of the outputs, over tp; `type` over all other axes. */
+/* Returns the outputs' declared placements over tp, combined with `type` over the other axes. */
 static ari_lint_type declared(const ari_ledger_operation *op, const ari_lint_type *type)
 {
     ari_lint_type t = *type;
@@ -314,7 +316,8 @@ static ar_status lint_add_parameter(ari_lint_walk *w, const ari_ledger_operation
     return AR_OK;
 }
 
-/* An element-wise function. All inputs have one placement; a function of partial sums has an unknown one. */
+/* Checks an elementwise function. All inputs must have one placement; a function of partial sums has an unknown
+ * placement. */
 static ar_status lint_elementwise(ari_lint_walk *w, const ari_ledger_operation *op, bool linear)
 {
     const ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
@@ -344,7 +347,7 @@ static ar_status lint_function(ari_lint_walk *w, const ari_ledger_operation *op)
     return lint_elementwise(w, op, is_backward(op));
 }
 
-/* A norm of heads takes each head as a row of its own. */
+/* Checks a norm over heads, in which each head is a separate row. */
 static ar_status lint_norm(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
@@ -356,7 +359,7 @@ static ar_status lint_norm(ari_lint_walk *w, const ari_ledger_operation *op)
     return make_outputs(w, op, &type);
 }
 
-/* Two values, element by element, of which one may not be known. */
+/* Checks an elementwise operation on two values, one of which may be unknown. */
 static ar_status lint_two(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     const bool multiplies = op->kind == ARI_LEDGER_MULTIPLY;
@@ -404,8 +407,8 @@ static ar_status expect_calls(ari_lint_walk *w, const ari_ledger_operation *op, 
     return ari_lint_find(w, op, axis, actual_calls < calls ? &few : &excess);
 }
 
-/* Every query sees the keys and values of all tokens; backward, keys and values get terms of the queries of each place
- * of a ring, and of each rank that has a copy of their head. */
+/* Checks attention: every query needs the keys and values of all tokens. In the backward pass, the gradients of keys
+ * and values are partial sums over the queries of each ring position and of each rank that has a copy of their head. */
 static ar_status lint_attention(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
@@ -448,7 +451,8 @@ static ar_status lint_embedding(ari_lint_walk *w, const ari_ledger_operation *op
     return make_outputs(w, op, &type);
 }
 
-/* Keys with what all heads share; backward, the gradient of that is a sum over the heads. */
+/* Checks the concatenation of keys with a part that all heads share. In the backward pass the gradient of the shared
+ * part is a sum over heads. */
 static ar_status lint_join(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
@@ -465,7 +469,8 @@ static ar_status lint_join(ari_lint_walk *w, const ari_ledger_operation *op)
     return make_outputs(w, op, &type);
 }
 
-/* A softmax over shards takes a maximum, a sum of exponentials and the target's logit of all of them. */
+/* Checks a softmax over shards, which needs the maximum, the sum of exponentials and the target's logit over all
+ * shards. */
 static ar_status lint_loss(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     enum { REDUCTIONS = 3 };
@@ -498,7 +503,8 @@ static ar_status lint_report(ari_lint_walk *w, const ari_ledger_operation *op)
     }
     ari_lint_type type = v->type;
     const bool terms = ari_lint_partial(type.placement[ARI_AXIS_TP]) || ari_lint_partial(op->input_placement);
-    if (terms && w->layout->complete) /* bundled models report terms as what they are taken for */
+    if (terms && w->layout->complete) /* bundled models report partial sums with the placement that they have after
+                                         the reduction */
         return AR_OK;
     return take_declared(w, op, &type);
 }
@@ -523,7 +529,7 @@ static ar_status lint_dispatch(ari_lint_walk *w, const ari_ledger_operation *op)
             type.placement[axis] = target_type.placement[axis];
     }
     const bool gathered = !back && op->calls > 0 && call_of(w, op, 0)->kind == ARI_ALL_GATHER;
-    if (gathered) { /* each takes the rows of its experts out of the tokens of all, by their weights */
+    if (gathered) { /* each rank takes its experts' rows out of the tokens of all ranks, by the routing weights */
         type.placement[ARI_LINT_EP] = by_expert;
         AR_TRY(expect_calls(w, op, ARI_LINT_EP, (size_t)op->inputs));
     }
@@ -567,8 +573,8 @@ static ari_lint_verdict gradient_along(const ari_lint_walk *w, const ari_ledger_
                : (ari_lint_verdict){.output = of_param->placement[axis]};
 }
 
-/* A vector's gradient is complete where its terms are placed over tp as its layer declares: whole, or the rank's own
- * tokens, which are summed. */
+/* Checks that a vector's gradient is complete if its terms are placed over tp as its layer declares: replicated, or for
+ * the rank's tokens, which are then summed. */
 static ar_status check_declared_sum(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     const ar_placement actual = ari_lint_value_of(w, &op->input[0])->type.placement[ARI_AXIS_TP],
@@ -585,7 +591,8 @@ static ar_status check_declared_sum(ari_lint_walk *w, const ari_ledger_operation
     return ari_lint_find(w, op, ARI_AXIS_TP, &v);
 }
 
-/* A gradient of a parameter has its placement, or is terms that are summed once all are there. */
+/* Checks that a parameter's gradient has the parameter's placement, or is a partial sum that is reduced after all terms
+ * exist. */
 static ar_status lint_weight_gradient(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (size_t i = 0; i < op->uses; i++)
@@ -610,7 +617,8 @@ static ar_status lint_weight_gradient(ari_lint_walk *w, const ari_ledger_operati
     return AR_OK;
 }
 
-/* A sum of gradients over groups: every parameter's over all axes along which ranks have terms of it, once. */
+/* Checks a gradient reduction: every parameter's gradient must be reduced exactly once, over all axes along which ranks
+ * hold partial sums. */
 static ar_status lint_gradient_sum(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (size_t i = 0; i < op->uses; i++) {
@@ -675,7 +683,7 @@ static ar_status lint_targets(ari_lint_walk *w, const ari_ledger_operation *op)
     return AR_OK;
 }
 
-/* The exponent, then the squares, of what each rank has. */
+/* Checks the gradient norm: first the exponent is reduced, then the squares of each rank's elements. */
 static ar_status lint_norm_of_gradients(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     enum { SUMS = 2 };
@@ -698,7 +706,7 @@ static ar_status lint_unused(ari_lint_walk *w, const ari_ledger_operation *op)
     return AR_OK;
 }
 
-/* ZeRO: shares of parameters that every rank has updated its own of. */
+/* Checks ZeRO's gather of parameter shards, each updated by its rank. */
 static ar_status lint_weight_gather(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (size_t i = 0; i < op->uses; i++) {
@@ -712,7 +720,8 @@ static ar_status lint_weight_gather(ari_lint_walk *w, const ari_ledger_operation
     return AR_OK;
 }
 
-/* The largest logits of a token are those of all experts; ranks that share experts out know the routes of all. */
+/* Checks routing: the largest logits of a token must be taken over all experts, and ranks that share experts need the
+ * routes of all tokens. */
 static ar_status lint_route(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
@@ -729,7 +738,7 @@ static ar_status lint_route(ari_lint_walk *w, const ari_ledger_operation *op)
 /* The loss is a sum over all samples and, in sequence parallelism, over the positions of each rank. */
 static ar_status lint_loss_sum(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    const bool shared = calls_along(w, op, ARI_AXIS_PP) > 0; /* with the stages that have no loss */
+    const bool shared = calls_along(w, op, ARI_AXIS_PP) > 0; /* including the stages without a loss */
     for (int axis = 0; axis < ARI_PLACED_AXES && !shared; axis++) {
         if (ARI_CUTS_DATA >> axis & 1 && ari_lint_size(w, axis) > 1 && calls_along(w, op, axis) == 0)
             AR_TRY(
@@ -748,7 +757,7 @@ static size_t elements_of(const ari_ledger_value *v)
     return n;
 }
 
-/* The rank of records that a message goes to, or comes from. */
+/* Returns the rank in the records to which a message goes, or from which it comes. */
 static size_t peer_of(const ari_lint_walk *w, char pass, bool sends)
 {
     const size_t n = w->ranks, forward = (pass == 'f') == sends;
@@ -782,7 +791,7 @@ static ar_status lint_send(ari_lint_walk *w, const ari_ledger_operation *op)
     return AR_OK;
 }
 
-/* A receive may be enqueued before its send; the user of the value waits for it. */
+/* Checks a receive. It may be enqueued before its send; the user of the value waits. */
 static ar_status lint_receive(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     const ari_lint_type type = activation(from_start(op->output_placement));
@@ -792,7 +801,7 @@ static ar_status lint_receive(ari_lint_walk *w, const ari_ledger_operation *op)
     return AR_OK;
 }
 
-/* False: nothing has been sent yet. */
+/* Takes a received value's type. Returns false if nothing has been sent yet. */
 static bool receive(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_type *type)
 {
     for (size_t i = 0; i < w->messages; i++) {
@@ -808,7 +817,7 @@ static bool receive(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_t
 
 /* --- all ---------------------------------------------------------------------------------------------------------- */
 
-/* The rule of each kind; NULL: it has no value that is placed. opaque: also of an input that is not known. */
+/* The rule of each kind; NULL: the operation has no placed value. opaque: the rule also applies to unknown inputs. */
 static const struct {
     ar_status (*judge)(ari_lint_walk *w, const ari_ledger_operation *op);
     bool opaque, takes_terms;
@@ -848,7 +857,7 @@ static const struct {
     [ARI_LEDGER_GRADIENT_SUM] = {lint_gradient_sum, true, true},
 };
 
-/* True if something is known of what the operation takes. */
+/* Returns true if the placement of some input of the operation is known. */
 static bool takes_known(const ari_lint_walk *w, const ari_ledger_operation *op)
 {
     bool has_known_input = false;
@@ -859,7 +868,7 @@ static bool takes_known(const ari_lint_walk *w, const ari_ledger_operation *op)
                : rules[op->kind].opaque || op->inputs == 0 || ari_lint_is_known(w, &op->input[0]);
 }
 
-/* Values that operations make of what is not known are placed as they declare. */
+/* Gives values computed from unknown inputs the placements that their operation declares. */
 static void make_opaque(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     const ari_lint_type type = activation(from_start(op->output_placement));
@@ -884,7 +893,7 @@ ar_status ari_lint_operation(ari_lint_walk *w, const ari_ledger_operation *op)
     return rules[op->kind].judge(w, op);
 }
 
-/* Takes the messages that an operation's inputs wait for. False: one has not been sent yet. */
+/* Receives the messages that an operation's inputs wait for. Returns false if one has not been sent yet. */
 bool ari_lint_await_inputs(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (int i = 0; i < op->inputs; i++) {

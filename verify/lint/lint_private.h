@@ -9,7 +9,7 @@ AR_BEGIN_DECLS
 
 /** "missing_reduction"; "?" for another number. Static storage. */
 const char *ari_lint_rule_name(ar_lint_rule r);
-/** One line of English. Static storage. */
+/** Returns one line of English. Static storage. */
 const char *ari_lint_rule_text(ar_lint_rule r);
 /** Types one training step of a model under the run's layout, plan and batch. Nothing is computed and no weights are
  *  read: time and memory grow with the layers, but not with ranks, batch or widths.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lint's walk through the records of a pipeline's stages: a stage stops where it waits for another one. */
+/* Walks through the records of all pipeline stages. A stage pauses while it waits for another stage's message. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static const ar_placement invariant = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM,
 
 /* --- what has to be there ----------------------------------------------------------------------------------------- */
 
-/* An input is what an operation has made. */
+/* Checks that an operation has produced the input. */
 static ar_status check_input(ari_lint_walk *w, const ari_ledger_operation *op, const ari_ledger_value *input)
 {
     const ari_lint_value *v = ari_lint_value_of(w, input);
@@ -27,7 +27,7 @@ static ar_status check_input(ari_lint_walk *w, const ari_ledger_operation *op, c
     return AR_OK;
 }
 
-/* The outputs, which only this operation makes. *is_repeated: they are there already. */
+/* Checks that only this operation produces the outputs. *is_repeated: the outputs exist already. */
 static ar_status check_outputs(ari_lint_walk *w, const ari_ledger_operation *op, bool *is_repeated)
 {
     *is_repeated = false;
@@ -41,7 +41,7 @@ static ar_status check_outputs(ari_lint_walk *w, const ari_ledger_operation *op,
                         : AR_OK;
 }
 
-/* Ranks of a group, by the layout; 0: it is not known. */
+/* Returns the number of ranks of a group in the layout; 0: unknown. */
 static size_t ranks_over(const ari_lint_walk *w, int group)
 {
     size_t n = 1;
@@ -128,7 +128,7 @@ static ar_status walk_operation(ari_lint_walk *w, const ari_ledger_operation *op
     return AR_OK;
 }
 
-/* Walks the record of a rank up to its end, or to a message that has not been sent. */
+/* Walks a rank's record to its end, or to a message that has not been sent. */
 static ar_status walk_rank(ari_lint_walk *w, bool *goes_on)
 {
     ari_lint_rank *r = ari_lint_walked(w);
@@ -142,7 +142,7 @@ static ar_status walk_rank(ari_lint_walk *w, bool *goes_on)
     return AR_OK;
 }
 
-/* Every use of a parameter has a gradient. */
+/* Checks that every use of a parameter has a gradient. */
 static ar_status check_uses(ari_lint_walk *w, const ari_ledger_operation *op, const ari_ledger_param *recorded,
                             const ari_lint_param *p)
 {
@@ -155,7 +155,8 @@ static ar_status check_uses(ari_lint_walk *w, const ari_ledger_operation *op, co
                                   "add the gradients of all uses of the parameter");
 }
 
-/* Outside of the layers a parameter can be on two stages, whose terms of its gradient are summed if both know of it. */
+/* Checks parameters that two stages share outside of the layers: the terms of their gradient are reduced only if both
+ * stages know of the sharing. */
 static ar_status check_copies_of_stages(ari_lint_walk *w, const ari_ledger_param *p)
 {
     ari_ledger_operation op = {
@@ -173,7 +174,7 @@ static ar_status check_copies_of_stages(ari_lint_walk *w, const ari_ledger_param
                : AR_OK;
 }
 
-/* Gradients that ranks have terms of, and that nothing has summed; shares that nothing has gathered. */
+/* Reports gradients with partial sums that were not reduced, and shards that were not gathered. */
 static ar_status check_sums(ari_lint_walk *w)
 {
     const ari_lint_rank *r = ari_lint_walked(w);

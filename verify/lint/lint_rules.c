@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rules of types along one axis. A value that every rank has goes with anything; parts go with the same parts;
- * terms of a sum go only through what is linear in them, for f(a) + f(b) is f(a + b) there and nowhere else. */
+/* Type rules along one axis. A replicated value combines with any value, and shards combine with equal shards. Partial
+ * sums may pass only through linear functions, because only there f(a) + f(b) = f(a + b). */
 #include "verify/lint/lint.h"
 
 static const ar_placement invariant = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0};
@@ -58,7 +58,8 @@ ari_lint_verdict ari_lint_mismatch(ar_placement actual, ar_placement required)
     return broken(ari_lint_replicated(actual) ? AR_LINT_missing_slice : AR_LINT_wrong_placement, actual, required);
 }
 
-/* The product of X [.., k] with a matrix that is cut along its outputs, along k, or not at all. */
+/* Returns the verdict for the product of X [.., k] with a matrix that is divided along its outputs, along k, or not at
+ * all. */
 static ari_lint_verdict contract(ar_placement x, ar_placement w, int outputs)
 {
     if (ari_lint_partial(w))
@@ -66,7 +67,7 @@ static ari_lint_verdict contract(ar_placement x, ar_placement w, int outputs)
     if (ari_lint_replicated(w)) /* and linear in x */
         return cut_at(x, FEATURES) ? ari_lint_mismatch(x, invariant)
                                    : accept_output(ari_lint_replicated(x) ? invariant : x);
-    if (ari_lint_by_expert(w)) /* each rank has the rows of its own */
+    if (ari_lint_by_expert(w)) /* each rank has the rows of its experts */
         return ari_lint_by_expert(x) ? accept_output(x) : ari_lint_mismatch(x, w);
     if (cut_at(w, outputs))
         return ari_lint_replicated(x) ? accept_output(part(FEATURES))
@@ -103,7 +104,7 @@ ari_lint_verdict ari_lint_product_dw(ar_placement x, ar_placement dy)
     if (cut_at(dy, FEATURES) && ari_lint_replicated(x))
         return accept_output(part(0));
     if (x.kind == dy.kind && x.dim == dy.dim && x.dim != FEATURES)
-        return accept_output(term); /* each rank has its own samples or tokens of both */
+        return accept_output(term); /* each rank has its samples or tokens of both */
     return ari_lint_mismatch(ari_lint_replicated(x) ? dy : x, invariant);
 }
 
@@ -130,7 +131,7 @@ ari_lint_verdict ari_lint_add_parameter(ar_placement x, ar_placement w, int feat
 {
     if (ari_lint_partial(w))
         return ari_lint_partial(x) ? accept_output(x) : broken(AR_LINT_missing_reduction, w, invariant);
-    if (ari_lint_partial(x)) { /* and its sum is still to come */
+    if (ari_lint_partial(x)) { /* and the reduction of X is still pending */
         ari_lint_verdict v = broken(AR_LINT_whole_added_to_partial, x, invariant);
         v.output = x;
         return v;
@@ -160,7 +161,7 @@ ari_lint_verdict ari_lint_attend(ar_placement q, ar_placement k)
         return broken(AR_LINT_nonlinear_of_partial, ari_lint_partial(k) ? k : q, invariant);
     if (cut_at(k, TOKENS))
         return ari_lint_mismatch(k, invariant);
-    if (cut_at(q, TOKENS)) /* each rank has its own queries */
+    if (cut_at(q, TOKENS)) /* each rank has its queries */
         return ari_lint_replicated(k) ? accept_output(q) : ari_lint_mismatch(k, invariant);
     return ari_lint_add(q, k);
 }
@@ -169,9 +170,9 @@ ari_lint_verdict ari_lint_by_routes(ar_placement x, ar_placement routes)
 {
     if (ari_lint_partial(routes))
         return broken(AR_LINT_nonlinear_of_partial, routes, invariant);
-    if (cut_at(routes, FEATURES)) /* which experts a token has */
+    if (cut_at(routes, FEATURES)) /* selects the experts of a token */
         return ari_lint_mismatch(routes, invariant);
-    if (!ari_lint_replicated(routes)) /* each rank has its own tokens */
+    if (!ari_lint_replicated(routes)) /* each rank has its tokens */
         return ari_lint_same(x, routes) ? accept_output(x) : ari_lint_mismatch(x, routes);
     return ari_lint_replicated(x) || ari_lint_partial(x) || cut_at(x, FEATURES) ? accept_output(x)
                                                                                 : ari_lint_mismatch(x, invariant);
@@ -181,14 +182,14 @@ ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table)
 {
     if (ari_lint_replicated(table))
         return accept_output(ari_lint_replicated(ids) ? invariant : ids);
-    if (!ari_lint_replicated(ids)) /* a rank's ids are in other ranks' rows */
+    if (!ari_lint_replicated(ids)) /* ids of a rank select rows on other ranks */
         return ari_lint_mismatch(ids, invariant);
     return accept_output(cut_at(table, 0) ? term : part(FEATURES));
 }
 
 ari_lint_verdict ari_lint_lookup_gradient(ar_placement dy, ar_placement table)
 {
-    if (cut_at(table, 0)) /* a token of any rank may be in the own rows */
+    if (cut_at(table, 0)) /* tokens of any rank may select rows of this rank */
         return ari_lint_replicated(dy) ? accept_output(table) : ari_lint_mismatch(dy, (ar_placement){AR_REPLICATE, 0});
     if (cut_at(table, 1))
         return cut_at(dy, FEATURES) ? accept_output(table) : ari_lint_mismatch(dy, part(FEATURES));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Throughput of a step, its bound, and changes that would move it. */
+/* Reports a step's throughput, what bounds it, and which changes would help. */
 #include <stdio.h>
 
 #include "anyrank/config.h"
@@ -29,7 +29,7 @@ ar_status ari_throughput_of(ari_throughput *w, const ari_planned *p, const ari_t
     return AR_OK;
 }
 
-/* The largest kind but products; products where they are most of the step. */
+/* Returns the largest kind of time apart from products, or products if they are most of the step. */
 static ari_time_kind bound_kind(const ari_time *t)
 {
     ari_time_kind largest_kind = ARI_TIME_RECOMPUTE;
@@ -84,7 +84,7 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
         ari_say(&writer, "%s%s%s", remedies[k].after, link_of(t, k), remedies[k].behind);
 }
 
-/* Bytes as tables have them. */
+/* Converts bytes to the unit used in tables. */
 static double in_unit(double bytes)
 {
     return bytes * (bytes < 1e12 ? 1e-9 : 1e-12);
@@ -135,7 +135,7 @@ void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t
     ari_text writer = ari_plain_text_in(text, size);
     ari_say(&writer, "the step is bound by %s, %.0f %% of it: %s",
             k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k), share, remedy_text);
-    /* GPUs of twice the memory are sold; a layout for one of ten times helps nobody. */
+    /* GPUs with twice the memory exist; a layout that needs ten times the memory helps nobody */
     if (faster && faster->bytes <= 2.0 * memory_bytes)
         ari_say(&writer, "; with %.1f GB more a rank, a step of %s%s would take %.0f %% of that",
                 (faster->bytes - memory_bytes) * 1e-9,

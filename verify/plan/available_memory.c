@@ -20,7 +20,8 @@ static FILE *open_at(const char *root, const char *path)
     return n > 0 && (size_t)n < sizeof full ? fopen(full, "r") : NULL;
 }
 
-/* The number that follows `key` at a line's beginning, times unit. False: no such file, line or number. */
+/* Reads the number after `key` at the start of a line and multiplies it by `unit`. Returns false if the file, the line
+ * or the number is missing. */
 static bool number_after(const char *root, const char *path, const char *key, uint64_t unit, size_t *value)
 {
     char line[512];
@@ -46,7 +47,7 @@ static bool number_after(const char *root, const char *path, const char *key, ui
 /* --- control groups ------------------------------------------------------------------------------------------------*/
 
 typedef struct cgroup_files {
-    const char *mount[3]; /* where the hierarchy may be; NULL ends the list */
+    const char *mount[3]; /* possible mount points of the hierarchy, terminated by NULL */
     const char *limit, *usage, *reclaimable;
 } cgroup_files;
 
@@ -74,15 +75,16 @@ static size_t left_in_group(const char *root, const char *folder, const cgroup_f
     return limit > used ? limit - used : 0;
 }
 
-/* A group and all above it. In a container the path may be one that only the host has: its own group is then the
- * root of the mount, where the walk ends. */
+/* Returns the memory left in a group and all its parents. In a container the path may exist only on the host; then the
+ * container's group is the root of the mount, where the walk ends. */
 static size_t left_in_groups(const char *root, const char *group, const cgroup_files *files)
 {
     size_t available = SIZE_MAX;
     for (int i = 0; i < 3 && files->mount[i]; i++) {
         char folder[PATH_MAX];
         const size_t mount = strlen(files->mount[i]);
-        const bool outside = strstr(group, "/..") != NULL; /* seen from another namespace: not below this mount */
+        const bool outside = strstr(group, "/..") != NULL; /* the path belongs to another namespace and is not below
+                                                              this mount */
         const int n = snprintf(folder, sizeof folder, "%s%s", files->mount[i], outside ? "" : group);
         if (n < 0 || (size_t)n >= sizeof folder)
             continue;
@@ -107,7 +109,7 @@ static bool lists(const char *controllers, const char *name)
     return false;
 }
 
-/* /proc/self/cgroup: "0::/group" of version 2, "4:cpu,memory:/group" of version 1; both may be there. */
+/* Reads /proc/self/cgroup, which has "0::/group" for version 2 and "4:cpu,memory:/group" for version 1, or both. */
 static size_t left_by_groups(const char *root)
 {
     char line[PATH_MAX + 64];

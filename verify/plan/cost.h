@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The terms of a step's time and memory (cost.c): what one micro-batch costs a rank in each part of a model, how a
- * pipeline divides the parts, and what the ranks of data parallelism sum. A search computes each term once for all
- * layouts that share it. */
+/* The terms of a step's time and memory (cost.c): the cost of one micro-batch for a rank in each part of a model, the
+ * division of the parts among pipeline stages, and the reductions of data parallelism. A search computes each term once
+ * for all layouts that share it. */
 #pragma once
 
 #include "verify/plan/time.h"
@@ -18,10 +18,10 @@ typedef enum ari_collective {
     ARI_MOVES_MESSAGE /* to the next rank of a ring or a pipeline */
 } ari_collective;
 
-/* Ranks that call together, and how they lie on the nodes. */
+/* A group of ranks in a collective, and its position on the nodes. */
 typedef struct ari_links {
     const ari_time_options *options;
-    double ranks, node_ranks; /* members; of them neighbours in a node */
+    double ranks, node_ranks; /* number of members; number of members that share a node */
     bool inside, inter_node;
 } ari_links;
 /** Links of a group of a layout. */
@@ -29,7 +29,7 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over
 /** Returns the seconds of a collective of `elements` elements (full length) whose members all arrive at once. For an
  *  all-to-all they are the elements that all members together send to others. */
 double ari_links_call(const ari_links *l, ari_collective kind, double elements, double element_bytes);
-/** Bytes that a member sends in it. */
+/** Returns the bytes that a member sends in a collective. */
 double ari_links_sent(const ari_links *l, ari_collective kind, double elements, double element_bytes);
 /** Seconds of a message between neighbours. */
 double ari_links_send(const ari_links *l, double bytes);
@@ -52,24 +52,27 @@ typedef enum ari_model_part {
 } ari_model_part;
 
 enum { ARI_FORWARD, ARI_BACKWARD, ARI_PASSES };
-/* Seconds of a pass of one micro-batch through a part. */
+/* Seconds of one micro-batch's pass through a part. */
 typedef struct ari_pass_cost {
-    double seconds[ARI_TIME_KINDS]; /* that nothing hides; products include attention */
+    double seconds[ARI_TIME_KINDS]; /* seconds that do not overlap with other work; products include attention */
     double attention;               /* of the products */
-    double weights;                 /* of the products, gradients of weights, which a pipeline may defer */
+    double weights;                 /* the part of the products that computes weight gradients, which a pipeline may
+                                       defer */
 } ari_pass_cost;
 typedef struct ari_part_cost {
     ari_pass_cost pass[ARI_PASSES];
-    ari_pass_cost block;      /* of the forward pass, what full recomputation repeats */
+    ari_pass_cost block;      /* the part of the forward pass that full recomputation repeats */
     double hidden;            /* seconds of communication overlapped with matmuls */
-    ari_memory saved;         /* bytes that the backward pass needs */
-    ari_memory deferred;      /* bytes that deferred gradients of weights need: inputs, and gradients of outputs */
+    ari_memory saved;         /* bytes saved for the backward pass */
+    ari_memory deferred;      /* bytes needed by deferred weight gradients: inputs, and gradients of outputs */
     ari_memory blocks;        /* saved bytes of blocks; full recomputation saves only their input */
-    double input, scores;     /* of the saved bytes: blocks' inputs, and what selective recomputation does not save */
+    double input, scores;     /* parts of the saved bytes: blocks' inputs, and what selective recomputation does not
+                                 save */
     double workspace;         /* bytes of the largest operation's values in the backward pass, */
     double forward_workspace; /* and in the forward pass */
     double parameters;        /* elements of this rank */
-    double experts, matrices; /* of them, of experts with copies on other ranks than the rest, and what Muon updates */
+    double experts, matrices; /* parts of them: experts that have copies on other ranks than the rest, and parameters
+                                 that Muon updates */
     double tensors, expert_tensors; /* number of weights and biases of linear layers; those of experts are counted
                                        separately */
     double frozen;                  /* elements without a gradient */
@@ -91,14 +94,15 @@ AR_NODISCARD ar_status ari_micro_cost_of(ari_micro_cost *m, const ari_planned *p
 typedef struct ari_part_counts {
     double count[ARI_MODEL_PARTS];
 } ari_part_counts;
-/* Neighbours in a pipeline that have as many of each part. */
+/* Consecutive ranks of a pipeline with the same number of each part. */
 typedef struct ari_rank_class {
     int first_rank, last_rank;   /* ranks */
-    ari_part_counts rank, stage; /* of each of the ranks; of its first stage, whose backward pass is its last */
+    ari_part_counts rank, stage; /* parts of each rank; parts of the rank's first stage, whose backward pass comes
+                                    last */
     ari_part_counts before;      /* of all ranks before the first */
 } ari_rank_class;
 typedef struct ari_pipeline {
-    int ranks, stages; /* stages: of each rank */
+    int ranks, stages; /* number of ranks; stages of each rank */
     ar_pp_schedule schedule;
     size_t classes;
     ari_rank_class rank_class[AR_MAX_STAGES];
@@ -111,19 +115,19 @@ void ari_pipeline_of(ari_pipeline *l, const ari_planned *p);
 
 /* Sums of gradients of a rank of the pipeline among the ranks of data parallelism. */
 typedef struct ari_sync {
-    double sums, last_bucket;             /* seconds of all buckets, of the last one */
+    double sums, last_bucket;             /* seconds for reducing all buckets, and the last bucket */
     double buckets;                       /* number */
-    double gathers;                       /* seconds in which updated weights are gathered */
-    double unit_gather;                   /* ZeRO-3: seconds in which the weights of a block are gathered, */
-    double unit_scatter;                  /* and its gradients summed */
+    double gathers;                       /* seconds for gathering updated weights */
+    double unit_gather;                   /* ZeRO-3: seconds for gathering a block's weights, */
+    double unit_scatter;                  /* and for reducing the block's gradients */
     double end_gather[2], end_scatter[2]; /* of the parts before and after the blocks */
     double numbers, stage_numbers;        /* the loss and the norm of gradients, over data and tp, over stages */
     bool shares_links[2];                 /* buckets wait while tp, and ep, use their kind of link */
-    double shares, expert_shares;         /* ranks that divide the optimizer's states */
+    double shares, expert_shares;         /* number of ranks that shard the optimizer's state */
     ari_links pipeline_links;             /* to the next rank of the pipeline */
 } ari_sync;
-/** The sums of a class of ranks; traffic: NULL, or a table to which they are added. It depends on ZeRO and replicas,
- *  but not on the number of micro-batches. */
+/** Computes the reductions of a class of ranks; traffic: NULL, or a table to which they are added. The result depends
+ *  on ZeRO and replicas, but not on the number of micro-batches. */
 ari_sync ari_sync_of(const ari_planned *p, const ari_time_options *o, const ari_micro_cost *m, const ari_pipeline *l,
                      size_t rank_class, ari_traffic *traffic);
 /** Computes the time of a step. sync: [l->classes]. traffic: NULL, or the traffic of a micro-batch in each part; then

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes alive at each of the moments where memory can peak; the peak is the largest of them. Elements are counted in
- * binary64, where no product of sizes wraps and nothing here needs the last digit. tests/verify/estimate_test.c holds
- * the figures to measured ones. */
+/* Estimates the bytes allocated at each moment at which memory can peak; the peak is the largest value. Elements are
+ * counted in binary64, in which no product of sizes overflows. tests/verify/estimate_test.c compares the figures with
+ * measured ones. */
 #include "verify/plan/estimate.h"
 
 #include <math.h>
@@ -18,30 +18,31 @@
 #include "verify/plan/planner.h"
 #include "verify/run/run.h"
 
-/* Bytes of one element. */
+/* Bytes of one element of each type. */
 static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
-/* Bytes per element of a weight on one rank in exact numerics, at least: fp32 and its gradient. */
+/* Minimum bytes per weight element on a rank in exact numerics: an fp32 weight and its gradient. */
 static const double WEIGHT = 4.0 + 4.0;
-/* Rows of a long sequence that a thread of the baseline has at once, where it keeps no probabilities: of them, of
- * scores and of their gradients. */
+/* Rows of a long sequence that a baseline thread processes at a time if it stores no probabilities; counts rows of
+ * probabilities, scores and their gradients. */
 static const double BANDS = 1024.0;
-/* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
- * one lie where temporaries of the next would. */
+/* Factor for fragmentation, page tables and rounding of allocations. With several steps, tensors of one step also
+ * occupy space that temporaries of the next step could use. */
 static const double SLACK = 1.25, SLACK_OF_STEPS = 1.35;
-/* Share of the ranks' memory that the allocator still holds after they have ended: measured with glibc 2.36 in November
- * 2026, on the rows with dumps of tests/verify/estimate_test.c. */
+/* Fraction of the ranks' memory that the allocator keeps after the ranks have ended, measured with glibc 2.36 in
+ * November 2026 on the rows with dumps in tests/verify/estimate_test.c. */
 static const double NOT_RETURNED = 0.4;
-/* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch, what the
- * allocator keeps for its thread. */
+/* Memory of the program itself, and of a rank independent of the model's size: stacks, tiles, packing scratch, and
+ * memory kept by the allocator for the thread. */
 static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 4e6;
 /* Memory of a rank's thread and of its collectives' thread, whose stacks are mostly untouched. */
 static const double RANK_THREADS = 2.0;
-/* glibc's allocator reserves so much for each of at most eight threads a processor (HEAP_MAX_SIZE, M_ARENA_MAX). */
+/* glibc's allocator reserves this much address space for each of at most eight threads per processor (HEAP_MAX_SIZE,
+ * M_ARENA_MAX). */
 static const double ARENA_BYTES = 64.0 * 1024.0 * 1024.0, PROCESSOR_ARENAS = 8.0;
-/* Tensors that the baseline emits in a step: at most this many in a block of both passes and its parameters, and around
- * them. */
+/* Maximum numbers of tensors that the baseline emits per step: for a block with both passes and its parameters, and
+ * outside of blocks. */
 static const double BLOCK_TENSORS = 106.0, OUTER_TENSORS = 42.0;
-/* The same of the parameters of an expert, of which each has at most four values besides itself. */
+/* The same for the parameters of an expert; each parameter emits at most four further values. */
 static const double EXPERT_TENSORS = 15.0;
 
 /* Elements of the tensors that the baseline emits: in one pass of a block, in one pass around the blocks, and of the
@@ -50,26 +51,28 @@ typedef struct reference_elements {
     double block, outer, parameters;
 } reference_elements;
 
-/* Numbers of elements, of the whole model unless "block" says one block. */
+/* Numbers of elements of the whole model, or of one block where "block" is stated. */
 typedef struct elements {
-    double parameters, largest; /* largest: of one weight matrix */
+    double parameters, largest; /* all parameters; the largest weight matrix */
     double block_matrices;      /* weight matrices of a block */
-    double replicated;          /* over tp, at most: norms, the biases of row-parallel layers, positions */
-    double table, widest;       /* the embedding; the widest row of a block's weight */
-    double head;                /* of the LM head's weight; 0 without one */
+    double replicated;          /* parameters replicated over tp, at most: norms, biases of row-parallel layers,
+                                   positions */
+    double table, widest;       /* the embedding table; the longest row of a weight in a block */
+    double head;                /* the LM head's weight; 0 without a head */
     double tokens, hidden, q, kv, logits;
-    double probs, pairs;    /* probabilities as they are reported; as the baseline keeps them */
-    double middle;          /* of a token, in a block's MLP or its experts: what the baseline keeps */
-    double emitted, routed; /* and emits; routed: of it what all ranks of tp have */
+    double probs, pairs;    /* probabilities as reported, and as the baseline stores them */
+    double middle;          /* elements per token in a block's MLP or experts that the baseline stores */
+    double emitted, routed; /* emitted elements per token, and how many of them all tp ranks have */
     double experts;         /* in blocks, on average */
     double layers;
-    reference_elements total, resident; /* kept: in memory, as large tensors are on the disk */
-    double on_disk;                     /* bytes of a large one */
+    reference_elements total, resident; /* all tensors of the reference, and those in memory: large tensors are on
+                                           disk */
+    double on_disk;                     /* size from which a tensor is stored on disk, in bytes */
     double tensors;                     /* of all steps */
-    double steps, states;               /* states: numbers of an optimizer for each weight */
-    double extra; /* bytes of each weight and step: an allowance of its own, how far its update is in doubt, and
-                     whether its gradient rounds */
-    double noisy; /* runs with errors at once; 0: none */
+    double steps, states;               /* states: numbers that the optimizer keeps per weight */
+    double extra; /* bytes per weight and step: the weight's allowance, the uncertainty of its update, and whether
+                     its gradient is pure rounding */
+    double noisy; /* number of noisy runs at the same time; 0: none */
     bool trains;
 } elements;
 
@@ -177,16 +180,16 @@ static double activation_bytes(const elements *n, const reference_elements *r)
     return FLOAT * 2.0 * (n->layers * r->block + r->outer);
 }
 
-/* And of all steps, with initial weights, gradients, new weights and the optimizer's state. */
+/* Returns the bytes for all steps, with initial weights, gradients, new weights and the optimizer's state. */
 static double reference_bytes(const elements *n, const reference_elements *r)
 {
     const double weights = FLOAT * (n->trains ? 2.0 + n->states : 1.0) * r->parameters + n->extra * n->parameters;
     return n->steps * (activation_bytes(n, r) + weights) + FLOAT * r->parameters;
 }
 
-/* The exact baseline keeps weights and a forward pass in binary64, and frees a block once it is back through it. As it
- * turns round at the last block all of the forward pass is alive; at its end every gradient is in the reference. Where
- * it trains, it keeps gradients and the optimizer's state too. */
+/* Returns the peak of the exact baseline. It keeps weights and a forward pass in binary64 and frees a block after its
+ * backward pass. At the start of the backward pass the whole forward pass is allocated; at its end the reference
+ * contains every gradient. When it trains, it also keeps gradients and the optimizer's state. */
 static double baseline_bytes(const elements *n, const ari_estimate_case *run)
 {
     const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
@@ -198,14 +201,14 @@ static double baseline_bytes(const elements *n, const ari_estimate_case *run)
     const double gradient = (DOUBLE + INT) * n->largest + INT * 2.0 * n->tokens * n->widest;
     const double common = outer_bytes + back + gradient + DOUBLE * n->parameters;
     const double trained = n->trains ? DOUBLE * (1.0 + n->states) * n->parameters : 0.0;
-    /* At the last step's turn, its backward tensors and what follows them are not there yet. */
+    /* When the last step's backward pass starts, its backward tensors and later tensors do not exist yet. */
     const double forward =
         reference_bytes(n, &n->resident) - activation_bytes(n, &n->resident) / 2.0 - FLOAT * n->resident.parameters;
     const double turn = common + trained + forward + n->layers * block,
                  end = common + reference_bytes(n, &n->resident) + block;
     const double exact = fmax(turn, end + trained);
-    /* The binary64 one finds the whole reference there; to measure rounding it runs as long, and keeps as much again.
-     * Then several run at once. */
+    /* The binary64 baseline runs while the whole reference exists. To measure rounding it keeps as much again, and
+     * several runs are concurrent. */
     const double wide = end + (n->layers - 1.0) * block;
     const double run_bytes = common + trained + n->layers * block,
                  noisy = 2.0 * reference_bytes(n, &n->resident) + n->noisy * run_bytes;
@@ -225,7 +228,7 @@ static ar_status has_whole_middle(bool *is_unsharded, const ar_parallel *p, cons
     return AR_OK;
 }
 
-/* Bytes that the ranks keep for a dump. A replicated value counts once for each rank that has it. */
+/* Adds the bytes that ranks store for a dump. A replicated value counts once for each rank that has it. */
 static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
     const double tp = ari_at_least_one(p->tp), holders = ari_extent(p, ARI_CUTS_DATA); /* of the same parameters */
@@ -249,7 +252,8 @@ static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel 
     return AR_OK;
 }
 
-/* Full tensors of what was kept, and whose each element is: when the ranks have ended. Their outputs are there too. */
+/* Returns the bytes of the full tensors and of the table of each element's owner after the ranks have ended. The ranks'
+ * outputs are still allocated. */
 static double merged_bytes(const elements *n)
 {
     const double activations = 2.0 * (n->layers * n->total.block + n->total.outer);
@@ -257,7 +261,8 @@ static double merged_bytes(const elements *n)
     return (FLOAT + 2.0) * (activations + (3.0 + n->states) * n->parameters + outputs);
 }
 
-/* Bytes of the ranks; for sizes whose dry run would take long, about twice the account of 16 bits. */
+/* Estimates the bytes of the ranks. For sizes whose dry run would take long, the estimate is about twice the 16-bit
+ * account. */
 static ar_status ranks_bytes(double *bytes, const ari_planned *p)
 {
     ari_memory rank_memory;
@@ -268,7 +273,7 @@ static ar_status ranks_bytes(double *bytes, const ari_planned *p)
     return AR_OK;
 }
 
-/* One layout: what the ranks hold, a checkpoint's weights beside them, and what the run gathers. */
+/* Adds the bytes of one layout: the ranks' memory, a checkpoint's weights, and the memory for gathering results. */
 static ar_status layout_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
     ari_planned planned = {.step = {.run = run->run, .config = run->config, .tapped = true}};
@@ -290,23 +295,25 @@ static ar_status layout_bytes(double *bytes, const elements *n, const ar_paralle
 /* --- time --------------------------------------------------------------------------------------------------------- */
 
 /* Measured in November 2026 on two x86-64 cores with AVX-512; the models were not written down. */
-static const double EXACT_RATE = 1.9e9, BINARY64_RATE = 3.4e9; /* of the baseline, multiply-adds a second on one core */
+static const double EXACT_RATE = 1.9e9, BINARY64_RATE = 3.4e9; /* multiply-adds of the baseline per second on one
+                                                                  core */
 static const double NOISY_RATE = 2.3e9;                        /* with an error drawn for every rounding */
 static const double LAYOUT_RATE = 8e9;                         /* of a layout, all ranks together */
 static const double GRADCHECK_RATE = 5e9;                      /* of central differences, on two threads */
-/* A weight of one run: 50 ns to draw it, the rest for its gradient, its memory's first touch and its hash. */
+/* Seconds per weight of one run: 50 ns to draw it, the rest for its gradient, the first access to its memory, and its
+ * hash. */
 static const double PARAMETER_SECONDS = 90e-9;
-static const double VALUE_SECONDS = 20e-9; /* an activation: functions of one value, comparison */
+static const double VALUE_SECONDS = 20e-9; /* seconds per activation, for elementwise functions and the comparison */
 
-/* Central differences: each of two elements of a parameter, eight sizes of a step, up and down, on 2 x 16 tokens, where
- * about half of the forward pass runs again. */
+/* Returns the seconds of central differences: two elements per parameter, eight step sizes in both directions, on 2 x
+ * 16 tokens, each of which repeats about half of the forward pass. */
 static double gradcheck_seconds(const elements *n)
 {
     const double parameters = n->layers * (12.0 + 3.0 * n->experts) + 4.0;
     return parameters * 2.0 * AR_GRADCHECK_STEPS * 2.0 * 32.0 * n->parameters / 2.0 / GRADCHECK_RATE;
 }
 
-/* macs: of one step. */
+/* Returns the seconds of a run. macs: multiply-adds of one step. */
 static double seconds_of(const elements *n, double macs, const ari_estimate_case *run)
 {
     const double values = 2.0 * (n->layers * n->total.block + n->total.outer);
@@ -327,7 +334,7 @@ static double seconds_of(const elements *n, double macs, const ari_estimate_case
 
 /* --- address space ------------------------------------------------------------------------------------------------ */
 
-/* Bytes that threads reserve besides the memory in use. */
+/* Returns the address space that threads reserve in addition to used memory. */
 static double reserved_bytes(double ranks)
 {
     const double threads = RANK_THREADS * ranks;
@@ -344,7 +351,7 @@ static ar_status as_bytes(size_t *bytes, double count)
     return AR_OK;
 }
 
-/* Going through so many layers, or features of a head, takes no time that anybody would notice. */
+/* A loop over this many layers or features of a head takes negligible time. */
 enum { FEW = 1 << 14 };
 
 ar_status ari_estimate_layers(const ar_config *c)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Floating-point operations of a training step: by the formulas that published figures use. */
+/* Counts the floating-point operations of a training step by the formulas that published figures use. */
 #include "anyrank/config.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
@@ -16,15 +16,15 @@ const char *ari_flops_formula(ari_flops_convention k)
     return formulas[k];
 }
 
-/* A product of a matrix with a vector is two operations an element, and three of its kind are in a step: forward, and
- * the gradients of input and weight. */
+/* A matrix-vector product takes two operations per element, and a step has three such products: forward, gradient of
+ * the input, and gradient of the weight. */
 static const double STEP = 6.0;
 
 /* Numbers of parameters. */
 typedef struct counts {
-    double matrices; /* of all blocks; of experts those that a token meets */
-    double vectors;  /* of all blocks and the final norm: norms, biases */
-    double table;    /* V h of an embedding that a head of V h follows; 0 without a head */
+    double matrices; /* elements of all blocks' matrices; of experts, those that one token uses */
+    double vectors;  /* elements of norms and biases, in all blocks and the final norm */
+    double table;    /* V h for an embedding if the model has a head of V h, otherwise 0 */
 } counts;
 
 static ar_status counts_of(counts *n, const ar_config *c)
@@ -43,8 +43,8 @@ static ar_status counts_of(counts *n, const ar_config *c)
     return AR_OK;
 }
 
-/* Keys of a query, summed over layers. Half of all are masked, which the formula has in its factor; a window w leaves
- * w s - w^2/2 of a sequence's s^2/2. */
+/* Returns the keys per query, summed over layers. Causal masking halves them, which the formula's factor includes. A
+ * window w leaves w s - w^2/2 of a sequence's s^2/2. */
 static double keys_of(const ar_config *c, size_t seq, bool causal)
 {
     const double s = (double)seq;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of anyrank itself: a rank of the layout takes a step on the dry-run device (ref/record), with all tokens
+/* Computes anyrank's memory: a rank of the layout takes a step on the dry-run device (ref/record), with all tokens
  * zero. */
 
 #include "anyrank/config.h"
@@ -11,8 +11,9 @@
 
 /* --- what is run -------------------------------------------------------------------------------------------------- */
 
-/* Micro-batches of a schedule under which a rank holds as much as under that of all of them: except under GPipe that
- * does not grow any more when each stage has had a few. Where stages take turns, they do so every pp micro-batches. */
+/* Returns a number of micro-batches at which a rank already uses as much memory as with all of them. Except under
+ * GPipe, memory stops growing after a few micro-batches per stage. Interleaved stages take turns every pp
+ * micro-batches. */
 static int enough_micro_batches(const ar_parallel *layout)
 {
     const int micro = ari_at_least_one(layout->micro_batches), pp = ari_at_least_one(layout->pp);
@@ -20,7 +21,7 @@ static int enough_micro_batches(const ar_parallel *layout)
     return layout->schedule != AR_PP_GPIPE && micro > enough ? enough : micro;
 }
 
-/* Leaves out micro-batches of the rank that are alike and take nothing more. */
+/* Removes identical micro-batches of the rank that need no further memory. */
 static void shorten(ar_run *r, int rank)
 {
     ar_parallel *p = &r->parallel;
@@ -125,7 +126,7 @@ ar_status ari_memory_own_all(double *bytes, const ari_planned *p)
     const ar_parallel *layout = &p->step.run.parallel;
     const int dp = ari_at_least_one(layout->dp), pp = ari_at_least_one(layout->pp);
     const int replica_ranks = ar_parallel_world(layout) / dp / pp;
-    const int longer = (int)(p->step.run.batch % (size_t)dp); /* ranks of one sample more: the first */
+    const int longer = (int)(p->step.run.batch % (size_t)dp); /* ranks with one more sample; these come first */
     *bytes = 0.0;
     for (int i = 0; i < pp; i++) {
         for (int r = 0; r < dp; r = r < longer ? longer : dp) {

@@ -13,7 +13,7 @@
 /* --- what people run ---------------------------------------------------------------------------------------------- */
 
 /* Published layouts: docs/evidence/planner-runs.tsv, and DeepSeek-V3 (arXiv:2412.19437, section 3.2; its DualPipe fills
- * waits as zero bubble does). */
+ * bubbles as the zero-bubble schedule does). */
 typedef struct published {
     double parameters;
     int tp, cp, pp, virtual_stages, zero;
@@ -28,14 +28,14 @@ static const published runs[] = {
     {1000e9, 8, 1, 64, 1, 0, false},
 };
 enum { RUNS = sizeof runs / sizeof *runs };
-static const double ALIKE = 2.0; /* factor within which sizes and extents are alike */
+static const double ALIKE = 2.0; /* factor within which two sizes or extents count as similar */
 
 static bool is_similar(double a, double b)
 {
     return fmax(a, b) <= ALIKE * fmin(a, b);
 }
 
-/* Axes in which a layout is unlike a run; ZeRO's first stage is like none. */
+/* Counts the axes in which a layout differs from a published run; ZeRO's first stage counts as equal to no ZeRO. */
 static int unlike_axes(const ari_choice *c, const published *run)
 {
     const int zero = c->zero > 1 ? c->zero : 1, run_zero = run->zero > 1 ? run->zero : 1;
@@ -57,7 +57,8 @@ bool ari_choice_is_published(const ari_choice *c, double parameters)
 
 /* --- the order ---------------------------------------------------------------------------------------------------- */
 
-/* Longest sequence that few cut, fewest tokens of a rank, parameters from which tp fills a node, and its memory. */
+/* Usual limits: the longest sequence that is rarely split, the fewest tokens per rank, the model size from which tp
+ * fills a node, a GPU's memory, and tp. */
 static const double SHORT_SEQ = 8192.0, FEW_TOKENS = 1024.0, LARGE = 70e9, USUAL_BYTES = 80e9, USUAL_TP = 8.0;
 
 typedef struct measured {
@@ -172,9 +173,10 @@ ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
 
 /* --- why ---------------------------------------------------------------------------------------------------------- */
 
-static const double LEAST = 1e-3; /* of the largest difference: less explains nothing, and may be rounding alone */
+static const double LEAST = 1e-3; /* fraction of the largest difference below which a difference explains nothing and
+                                     may be rounding */
 
-/* "bubble +910 ms, tp -95 ms": the two kinds of time that differ most. */
+/* Writes text such as "bubble +910 ms, tp -95 ms": the two parts of the time that differ most. */
 static void say_differences(ari_text *text, const ari_time *than, const ari_time *t)
 {
     int largest_kind = 0, second_kind = -1;
@@ -225,7 +227,7 @@ static bool same_kind(const ari_choice *a, const ari_choice *b)
            (a->ep > 1) == (b->ep > 1) && a->schedule == b->schedule && (a->zero == 3) == (b->zero == 3);
 }
 
-/* The fastest of those that fit and that a test accepts; NULL: none. */
+/* Returns the fastest candidate that fits and passes a test; NULL: none. */
 static const ari_candidate *fastest_of(const ari_ranking *r, const ari_choice *other_kind)
 {
     const ari_candidate *found = NULL;

@@ -26,12 +26,12 @@ enum { MOST_MICRO = 96, MOST_PIPELINES = 18, MOST_DIVISORS = 512, MOST_VARIANTS 
 typedef struct cost_key {
     size_t samples;
     int inner, ep, etp, sp, zigzag, dp, micros;
-    int unused; /* so that keys have no padding */
+    int unused; /* fills the padding, so that keys can be compared as bytes */
 } cost_key;
 typedef struct known_cost {
     cost_key key;
     ari_micro_cost cost;
-    size_t next_cost; /* with the same hash; 0: none */
+    size_t next_cost; /* next entry with the same hash; 0: none */
 } known_cost;
 enum { COST_LISTS = 1024 };
 
@@ -44,7 +44,7 @@ typedef struct seeker {
     int pipelines;
     int divisor[MOST_DIVISORS], divisors; /* of the ranks */
     int tp, cp;                           /* of the costs */
-    known_cost *cost;                     /* [costs]; the first is not used */
+    known_cost *cost;                     /* [costs]; element 0 is unused */
     size_t costs, cost_room, list[COST_LISTS];
     size_t cost_of[MOST_MICRO]; /* of the family's micro-batches */
     double parameters;
@@ -59,7 +59,7 @@ static bool allows_extent(int fixed, int value)
     return fixed <= 0 || fixed == value;
 }
 
-/* The divisors of n, rising; at most `limit` of them. */
+/* Lists the divisors of n in ascending order, at most `limit`. */
 static int list_divisors(int *list, int limit, size_t n)
 {
     int count = 0;
@@ -77,7 +77,8 @@ static int list_divisors(int *list, int limit, size_t n)
 
 /* --- pipelines and micro-batches of a mesh ------------------------------------------------------------------------ */
 
-/* Micro-batches that divide the samples of a rank; of a batch that dp does not divide those of the fullest rank. */
+/* Lists the numbers of micro-batches that divide a rank's samples, or the largest rank's samples if dp does not divide
+ * the batch. */
 static void list_micro(seeker *k)
 {
     const size_t batch = k->search->base.step.run.batch, dp = (size_t)k->mesh.dp, n = (batch + dp - 1) / dp;
@@ -97,7 +98,8 @@ static void add_pipeline(seeker *k, int virtual_stages, ar_pp_schedule schedule)
     c.schedule = schedule;
     ari_pipeline *l = &k->pipeline[k->pipelines++];
     const ari_planned p = ari_choice_planned(&k->search->base, &c);
-    *l = (ari_pipeline){.stages = virtual_stages, .schedule = schedule}; /* one that its check refuses has no classes */
+    *l = (ari_pipeline){.stages = virtual_stages, .schedule = schedule}; /* a pipeline refused by its check has no
+                                                                            classes */
     if ((double)c.pp * virtual_stages <= (double)p.step.config->layers || p.step.run.parallel.stages.n > 0)
         ari_pipeline_of(l, &p);
 }
@@ -114,7 +116,7 @@ static void add_interleaved(seeker *k)
     }
 }
 
-/* GPipe is looked at where it is asked for: it is never faster than 1F1B, which holds less. */
+/* Lists the pipelines to try. GPipe is tried only on request, because 1F1B is never slower and needs less memory. */
 static void list_pipelines(seeker *k)
 {
     const int fixed = k->search->fixed.virtual_stages, schedule = k->search->schedule;
@@ -127,7 +129,7 @@ static void list_pipelines(seeker *k)
         else if (fixed <= 1)
             add_pipeline(k, 1, (ar_pp_schedule)kind);
     }
-    if (k->pipelines == 0) /* no pipeline, or one that its check refuses */
+    if (k->pipelines == 0) /* no pipeline, or a pipeline refused by its check */
         add_pipeline(k, ari_at_least_one(fixed),
                      schedule > 0 && k->mesh.pp > 1 ? (ar_pp_schedule)schedule : AR_PP_1F1B);
 }
@@ -229,7 +231,8 @@ static ar_status find_cost(size_t *found, seeker *k, const ari_planned *p)
 
 /* --- layouts of a family ------------------------------------------------------------------------------------------ */
 
-/* Replicas that share out within a node, where the ranks that sum gradients span nodes; 1: none. */
+/* Returns the number of replicas if ZeRO shards within a node while gradients are reduced across nodes; 1: no
+ * replicas. */
 static int replicas(const seeker *k, const ari_choice *c)
 {
     ari_choice unreplicated = *c;
@@ -247,7 +250,7 @@ typedef struct variant {
     int zero, dp_replicate;
 } variant;
 
-/* Stages of ZeRO that the system has; the third also shares out within nodes alone. */
+/* Lists the ZeRO stages that the system supports; the third stage also with shards within nodes only. */
 static int list_variants(variant list[MOST_VARIANTS], const seeker *k, ari_choice c)
 {
     const ari_search *s = k->search;
@@ -268,7 +271,7 @@ static int list_variants(variant list[MOST_VARIANTS], const seeker *k, ari_choic
     return n;
 }
 
-/* With flash attention selective recomputation has nothing to compute again. */
+/* Lists the kinds of recomputation. With flash attention, selective recomputation has nothing to recompute. */
 static int list_recomputed(ar_recompute list[AR_RECOMPUTES], const ari_search *s)
 {
     int n = 0;
@@ -279,8 +282,8 @@ static int list_recomputed(ar_recompute list[AR_RECOMPUTES], const ari_search *s
     return n;
 }
 
-/* A legal layout's time and memory. Of a mesh only the fastest that fits is of interest, and if none does the one that
- * needs least. */
+/* Computes a legal layout's time and memory. For each mesh only the fastest layout that fits is kept, or the one that
+ * needs the least memory if none fits. */
 static ar_status weigh(seeker *k, const ari_planned *p, ari_choice c, const ari_micro_cost *cost, const ari_pipeline *l,
                        const ari_sync *sync)
 {
@@ -317,7 +320,7 @@ static ar_status weigh(seeker *k, const ari_planned *p, ari_choice c, const ari_
     return AR_OK;
 }
 
-/* All numbers of micro-batches and kinds of recomputation of a variant in a pipeline. p: of the family. */
+/* Tries all numbers of micro-batches and kinds of recomputation for a variant in a pipeline. p: the family's plan. */
 static ar_status add_variant(seeker *k, ari_planned *p, ari_choice c, const ari_pipeline *l)
 {
     ar_parallel *layout = &p->step.run.parallel;
@@ -370,7 +373,7 @@ static ar_status add_family(seeker *k, ari_choice c)
 
 /* --- families of a mesh ------------------------------------------------------------------------------------------- */
 
-/* With and without sequence parallelism, which experts that are not cut over tp need. */
+/* Tries the layout with and without sequence parallelism, which is required for experts that tp does not divide. */
 static ar_status add_sequence(seeker *k)
 {
     const ari_search *s = k->search;
@@ -385,7 +388,7 @@ static ar_status add_sequence(seeker *k)
     return AR_OK;
 }
 
-/* True if the ranks that have a layer's experts between them can share them out to ep. */
+/* Returns true if the ranks that together hold a layer's experts can divide them among ep ranks. */
 static bool can_share(const seeker *k, int ep)
 {
     const size_t experts = k->search->base.step.config->experts.n;
@@ -394,7 +397,8 @@ static bool can_share(const seeker *k, int ep)
                        (ep % sharers == 0 || sharers % ep == 0));
 }
 
-/* Experts are cut over tp as all else is, or with sequence parallelism not at all; ep ranks share them out. */
+/* Tries experts divided over tp like other weights, and, with sequence parallelism, not divided over tp; ep ranks share
+ * the experts. */
 static ar_status add_experts(seeker *k)
 {
     const ari_search *s = k->search;
@@ -413,8 +417,8 @@ static ar_status add_experts(seeker *k)
     return AR_OK;
 }
 
-/* The ring alone, the all-to-all alone, and both; a ring of causal attention zig-zag where the sequence can be cut
- * so. */
+/* Tries cp as a ring only, as an all-to-all only, and as both. Causal rings use zigzag if the sequence can be divided
+ * accordingly. */
 static ar_status search_mesh(seeker *k)
 {
     const ari_search *s = k->search;

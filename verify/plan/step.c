@@ -17,8 +17,8 @@
 #include "verify/plan/cost.h"
 
 static const double VALUE = 2.0, FLOAT = 4.0, COUNT = 8.0; /* bytes of a value, a sum and a count */
-/* Bytes that the optimizer moves for a parameter that it updates, master weight and both moments read and written, and
- * for each gradient, read twice, cleared, and the weight written. */
+/* Bytes that the optimizer moves per updated parameter (it reads and writes the master weight and both moments), and
+ * per gradient (it reads each twice, clears it, and writes the weight). */
 static const double UPDATE_MOVES = 30.0, GRADIENT_MOVES = 8.0;
 
 /* --- stages ------------------------------------------------------------------------------------------------------- */
@@ -79,10 +79,10 @@ typedef struct step {
     const ari_pipeline *pipeline;
     const ari_sync *sync;
     double micros;                    /* m */
-    double recomputed;                /* share of the layers that are computed again */
+    double recomputed;                /* fraction of the layers that are recomputed */
     bool full, selective;             /* blocks, or scores alone */
     double forward[ARI_MODEL_PARTS];  /* F of each part */
-    double backward[ARI_MODEL_PARTS]; /* B, with what is computed again before it */
+    double backward[ARI_MODEL_PARTS]; /* seconds of the backward pass including the recomputation before it */
     double weights[ARI_MODEL_PARTS];  /* W */
     double layer[ARI_PASSES];         /* seconds of the mean layer */
 } step;
@@ -133,9 +133,10 @@ static step begin_step(const ari_planned *p, const ari_time_options *o, const ar
     return s;
 }
 
-/* ZeRO-3: seconds of a micro-batch in which a rank waits for weights or gradients. Each block's weights are gathered
- * before its forward and its backward pass while the block before is computed, and its gradients scattered while the
- * next one is; nothing hides the first gather and the last scatter of each of a rank's `stages`. */
+/* Adds, for ZeRO-3, the seconds per micro-batch in which a rank waits for weights or gradients. Each block's weights
+ * are gathered before its forward and backward pass while the previous block is computed, and its gradients are
+ * scattered while the next block is computed. Nothing hides the first gather and the last scatter of each of a rank's
+ * `stages`. */
 static void add_exposed(double exposed[ARI_PASSES], const step *s, const ari_part_counts *parts, double stages)
 {
     const ari_sync *sync = s->sync;
@@ -174,7 +175,7 @@ static double hidden_units(const step *s, const ari_part_counts *parts)
 
 /* --- the schedule of a pipeline ----------------------------------------------------------------------------------- */
 
-/* Seconds of one micro-batch on a rank, all its stages together. */
+/* Seconds of one micro-batch on a rank, summed over its stages. */
 typedef struct rank_time {
     double forward, backward, weights;
 } rank_time;
@@ -208,10 +209,10 @@ static double interleaved_end(const step *s, const rank_time *t, double peer_sec
            2.0 * (p * v - 1.0) * transfer;
 }
 
-/* When the last rank ends if rank `rank` is the busiest. before, after: F + B of the ranks before and after it;
- * transfer: seconds of a message. 1F1B: the rank takes as long for each micro-batch as it computes, or as its q ranks
- * behind take to return one of the q+1 that are in flight; the first and the last q are covered by what is behind or by
- * its own passes. With equal ranks the bubble is (p-1)(F+B). */
+/* Returns when the last rank ends if rank `rank` is the busiest. before, after: F + B of the ranks before and after it;
+ * transfer: seconds of a message. In 1F1B, the rank needs for each micro-batch either its own computation time, or the
+ * time that its q successors take to return one of the q+1 micro-batches in flight. The first and the last q
+ * micro-batches overlap with its successors or with its own passes. With equal ranks the bubble is (p-1)(F+B). */
 static double schedule_end(const step *s, const rank_time *t, int rank, double before, double after, double transfer)
 {
     const ari_pipeline *l = s->pipeline;
@@ -239,7 +240,7 @@ static double each_micro(const step *s, size_t rank_class)
     return t.forward + t.backward;
 }
 
-/* A user's own schedule has no closed form: it is walked, operation by operation. 0: there is no memory for that. */
+/* Simulates a user's schedule operation by operation, since it has no closed form. Returns 0 if memory is short. */
 static double own_schedule_end(const step *s, double transfer)
 {
     const ari_pipeline *l = s->pipeline;
@@ -292,8 +293,8 @@ static double pipeline_end(const step *s, double transfer)
 
 /* --- sums of gradients -------------------------------------------------------------------------------------------- */
 
-/* Buckets of Megatron-LM: 40 million parameters, or a million for each rank of the sum, so that a long ring's
- * latency is paid seldom. */
+/* Returns the bucket size of Megatron-LM: 40 million parameters, or a million for each rank of the all-reduce, so that
+ * the latency of a long ring matters less. */
 static double bucket_elements(const ari_planned *p)
 {
     const double ranks = ari_extent(&p->step.run.parallel, ARI_CUTS_DATA);
@@ -304,7 +305,8 @@ static double bucket_elements(const ari_planned *p)
 /* Parameters that all ranks of data parallelism share, or the ranks with the same experts. */
 typedef struct shared {
     double elements;
-    ari_links reduce_links, replicas; /* that sum gradients, with ZeRO to shares; that sum these shares */
+    ari_links reduce_links, replicas; /* ranks that reduce gradients (with ZeRO to shards), and ranks that all-reduce
+                                         these shards */
 } shared;
 
 static shared shared_of(const ari_planned *p, const ari_time_options *o, double elements, bool experts)
@@ -320,8 +322,8 @@ static shared shared_of(const ari_planned *p, const ari_time_options *o, double 
     return g;
 }
 
-/* Seconds in which the gradients of n elements are summed: by an all-reduce, or with ZeRO by a reduce-scatter to shares
- * and an all-reduce of these over replicas. */
+/* Returns the seconds for reducing n gradients: an all-reduce, or with ZeRO a reduce-scatter to shards and an
+ * all-reduce of the shards over replicas. */
 static double sum_seconds(const shared *g, double n, double width, double times, bool divides, ari_traffic *traffic)
 {
     const ari_links *links = &g->reduce_links;
@@ -344,7 +346,7 @@ static double gather_seconds(const shared *g, double n, double times, ari_traffi
     return call_seconds;
 }
 
-/* Elements of a rank: all, and of them those of experts. */
+/* Counts the parameters of a rank: all, and those of experts. */
 static void count_parameters(double n[2], const ari_micro_cost *m, const ari_part_counts *parts, bool pipeline)
 {
     n[0] = n[1] = 0.0;
@@ -355,7 +357,7 @@ static void count_parameters(double n[2], const ari_micro_cost *m, const ari_par
     n[0] += pipeline ? parts->count[ARI_PART_AFTER] * m->shared_table : 0.0;
 }
 
-/* A bucket is full when it has so many elements, and no tensor is divided among two. */
+/* A bucket is full when it has this many elements; no tensor is split between two buckets. */
 static double bucket_count(const ari_planned *p, const ari_micro_cost *m, const ari_part_counts *parts, bool experts)
 {
     const double bucket = bucket_elements(p);
@@ -395,7 +397,8 @@ static void add_units(ari_sync *sync, const ari_planned *p, const ari_time_optio
     }
 }
 
-/* Sums of numbers: targets, the loss, and the norm of the gradients over all ranks that hold different elements. */
+/* Adds the reductions of scalars: number of targets, loss, and gradient norm over all ranks that hold different
+ * elements. */
 static void add_numbers(ari_sync *sync, const ari_planned *p, const ari_time_options *o, ari_traffic *traffic)
 {
     const ari_links dp = ari_links_of(p, o, ARI_OVER_DP), tp = ari_links_of(p, o, ARI_OVER_TP);
@@ -466,7 +469,8 @@ ari_sync ari_sync_of(const ari_planned *p, const ari_time_options *o, const ari_
     return sync;
 }
 
-/* The share of a stage's backward pass in which collectives of tp and ep use the kind of link that sums use. */
+/* Returns the fraction of a stage's backward pass in which tp and ep collectives use the kind of link that gradient
+ * reductions use. */
 static double share_on_links(const step *s, const ari_part_counts *stage)
 {
     static const ari_time_kind kinds[] = {ARI_TIME_TP, ARI_TIME_EP};
@@ -478,8 +482,8 @@ static double share_on_links(const step *s, const ari_part_counts *stage)
     return total > 0.0 ? called / total : 0.0;
 }
 
-/* Seconds after a rank's last backward pass until its gradients are summed. They are ready bucket by bucket while the
- * pass continues; of several stages of a rank all but the first have ended before. */
+/* Returns the seconds from a rank's last backward pass until its gradients are reduced. Buckets become ready during the
+ * pass; of a rank's stages all but the first have ended before. */
 static double exposed_sums(const step *s, size_t i)
 {
     const ari_pipeline *l = s->pipeline;
@@ -522,7 +526,8 @@ static double rank_seconds(const step *s, const ari_part_counts *parts, double s
     return sum;
 }
 
-/* The rank with most work, and how much longer the pipeline takes: without transfers the bubble, then the transfers. */
+/* Finds the rank with the most work and adds the pipeline's extra time: the bubble without transfers, then the
+ * transfers. */
 static const ari_rank_class *add_passes(ari_time *t, const step *s, ari_traffic *traffic)
 {
     const ari_pipeline *l = s->pipeline;
@@ -556,7 +561,8 @@ static const ari_rank_class *add_passes(ari_time *t, const step *s, ari_traffic 
     return busiest;
 }
 
-/* The rank whose gradients are summed last: a rank's last backward pass ends before those of the ranks before it. */
+/* Finds the rank whose gradients are reduced last. A rank's last backward pass ends before those of the earlier
+ * stages. */
 static void add_sums(ari_time *t, const step *s, double *hidden)
 {
     const ari_pipeline *l = s->pipeline;
@@ -588,7 +594,7 @@ static double update_seconds(const step *s, const ari_part_counts *parts)
         muon += parts->count[i] * s->micro->part[i].muon;
         matrices += parts->count[i] * s->micro->part[i].matrices;
     }
-    if (zero > 0 && matrices > 0.0) { /* each rank puts its matrices together */
+    if (zero > 0 && matrices > 0.0) { /* each rank gathers its matrices */
         const ari_links shards = ari_links_of(s->planned, s->options, ARI_OVER_SHARD);
         muon += ari_links_call(&shards, ARI_MOVES_ALL_REDUCE, matrices, FLOAT);
     }
@@ -616,7 +622,7 @@ void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o,
     t->seconds[ARI_TIME_PP] += sync->stage_numbers;
     t->seconds[ARI_TIME_MEMORY] += update;
     t->seconds[ARI_TIME_DP] +=
-        rates.gpu ? rates.gpu->sm_share * hidden : 0.0; /* processors that sums take from GEMMs */
+        rates.gpu ? rates.gpu->sm_share * hidden : 0.0; /* processors that reductions take away from GEMMs */
     t->hidden += hidden;
     for (int i = 0; i < ARI_MODEL_PARTS && traffic; i++)
         ari_traffic_add(&t->traffic, &traffic[i], s.micros * busiest->rank.count[i]);
@@ -624,7 +630,7 @@ void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o,
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-/* The same of a user's own schedule: the most of the stage, on the fullest of the ranks of a class. */
+/* Returns the same for a user's schedule: the largest number for the stage, on the worst rank of a class. */
 static double own_in_flight(const ar_pipeline_schedule *schedule, const ari_rank_class *k, int stage, int ranks)
 {
     double max_count = 0.0;
@@ -642,8 +648,8 @@ static double own_in_flight(const ar_pipeline_schedule *schedule, const ari_rank
     return max_count;
 }
 
-/* Micro-batches of a stage that a rank has in flight at its fullest moment, and those whose gradients of weights wait.
- * after_input: just after the gradient of an input, when one more of them waits. */
+/* Counts the micro-batches of a stage that a rank has in flight at its peak, and those with pending weight gradients.
+ * after_input: right after an input gradient, when one more is pending. */
 static void in_flight(double count[2], const step *s, int rank, int stage, bool after_input)
 {
     const ari_pipeline *l = s->pipeline;
@@ -703,7 +709,7 @@ static void add_states(ari_memory *memory, const step *s, const ari_part_counts 
     memory->bytes[ARI_MEMORY_OPTIMIZER] = FLOAT * (ari_optimizer_states(&run->optimizer) * state - momenta);
 }
 
-/* Values that exist one operation, one recomputed block or one unit of ZeRO at a time. */
+/* Adds memory that exists for one operation, one recomputed block or one ZeRO unit at a time. */
 static void add_work(ari_memory *memory, const step *s, const ari_part_counts *parts)
 {
     const ari_planned *p = s->planned;
@@ -762,7 +768,7 @@ void ari_step_memory(ari_memory *memory, const ari_planned *p, const ari_micro_c
         const ari_rank_class *k = &l->rank_class[i];
         ari_memory sum = {.bytes = {0.0}}, later = sum;
         add_saved_of_rank(&sum, &s, k, k->first_rank, false);
-        if (l->ranks > 1 && l->schedule == AR_PP_ZERO_BUBBLE) { /* the last of them has most gradients waiting */
+        if (l->ranks > 1 && l->schedule == AR_PP_ZERO_BUBBLE) { /* the last rank has the most pending gradients */
             add_saved_of_rank(&later, &s, k, k->last_rank, true);
             sum = ari_memory_sum(&later) > ari_memory_sum(&sum) ? later : sum;
         }

@@ -12,9 +12,10 @@ static flags_of megatron, torchtitan, deepspeed, composer, anyrank;
 
 typedef struct ari_system {
     flags_of *flags;
-    unsigned zero, schedules; /* bits: stages of ZeRO, schedules of a pipeline */
+    unsigned zero, schedules; /* bit sets: supported ZeRO stages and pipeline schedules */
     bool fp32_gradients;
-    bool ring, heads, replicas;            /* cp as a ring, and as an exchange of heads; ZeRO within replicas */
+    bool ring, heads, replicas;            /* support for cp as a ring, cp as an exchange of heads, and ZeRO within
+                                              replicas */
     bool shared_stages;                    /* ZeRO-2 and -3 in a pipeline */
     bool fp32_sums, late_gathers, flash_2; /* as in ari_time_options */
     bool alone;                            /* neither tp nor cp, nor a pipeline */
@@ -22,10 +23,10 @@ typedef struct ari_system {
 
 enum { INTERLEAVING = 1 << AR_PP_1F1B | 1 << AR_PP_INTERLEAVED, EVERY_SCHEDULE = (1 << AR_PP_SCHEDULES) - 1 };
 
-/* Megatron-LM sums bf16's gradients in fp32 (--accumulate-allreduce-grads-in-fp32, which --bf16 implies); torchtitan's
- * FSDP2 shares all states out, and its training.mixed_precision_reduce is fp32, as is Composer's with
- * mixed_precision=DEFAULT, whose FSDP prefetches by BACKWARD_POST and was published with Triton's flash attention or
- * the second version; DeepSpeed's pipelines go with ZeRO-1 at most, its sequence parallelism exchanges heads. */
+/* Sources: Megatron-LM reduces bf16 gradients in fp32 (--accumulate-allreduce-grads-in-fp32, implied by --bf16).
+ * torchtitan's FSDP2 shards all state, and its training.mixed_precision_reduce is fp32, as is Composer's with
+ * mixed_precision=DEFAULT. Composer's FSDP prefetches by BACKWARD_POST and was published with Triton's flash attention
+ * or the second version. DeepSpeed's pipelines support at most ZeRO-1, and its sequence parallelism exchanges heads. */
 static const ari_system systems[] = {
     {.flags = megatron, .zero = 0x3, INTERLEAVING, .fp32_gradients = true, .ring = true, .heads = true},
     {.flags = torchtitan,
@@ -52,7 +53,7 @@ static const ari_system systems[] = {
      .shared_stages = true},
 };
 
-/* Share of a GPU's memory that its context, NCCL's buffers and fragmentation take: 4.8 GB of 80. */
+/* Fraction of a GPU's memory used by its context, NCCL's buffers and fragmentation: 4.8 GB of 80. */
 static const double RESERVED = 0.06;
 /* Chunks of Transformer Engine's overlap of tp collectives with matmuls, in systems that are timed by shapes. */
 enum { USUAL_CHUNKS = 4 };
@@ -95,7 +96,7 @@ const char *ari_system_lacks(const ari_search *search, const ari_choice *c)
 
 /* --- flags -------------------------------------------------------------------------------------------------------- */
 
-/* A name with what is before the number; nothing of 1, which is usual. */
+/* Appends a name followed by a number, or nothing for the usual value 1. */
 static void say_above_one(ari_text *t, const char *name, int n)
 {
     if (n > 1)
@@ -166,7 +167,7 @@ static void deepspeed(ari_text *t, const ari_planned *p, int samples)
             run->batch, samples, l->zero);
 }
 
-/* In llm-foundry's file of a run. */
+/* Writes the options as in llm-foundry's YAML file of a run. */
 static void composer(ari_text *t, const ari_planned *p, int samples)
 {
     const ar_run *run = &p->step.run;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of ranks on nodes, and what a collective over one takes: the closed forms of simulated-cluster.md. */
+/* Locates groups of ranks on nodes and computes the time of their collectives: the closed forms of
+ * simulated-cluster.md. */
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +14,8 @@ typedef struct run {
     double stride, n;
 } run;
 
-/* Members of a group that share a node: those of the inner run, and of the outer one where a node has several runs. */
+/* Returns how many members of a group share a node: those of the inner run, and of the outer run if a node has several
+ * inner runs. */
 static double neighbours(double node, run inner, run outer)
 {
     if (node >= outer.stride && outer.n > 1.0)
@@ -28,8 +30,8 @@ static ari_links links(const ari_time_options *o, run inner, run outer, double w
                  block = outer.n > 1.0 ? outer.n * outer.stride : inner.n * inner.stride;
     ari_links l = {.options = o, .ranks = inner.n * outer.n};
     l.inter_node = l.ranks > 1.0 && node > 0.0 && world > node && fmod(node, block) > 0.0;
-    l.node_ranks =
-        l.inter_node ? fmin(neighbours(node, inner, outer), ceil(l.ranks / 2.0)) : l.ranks; /* one that spans two */
+    l.node_ranks = l.inter_node ? fmin(neighbours(node, inner, outer), ceil(l.ranks / 2.0))
+                                : l.ranks; /* a group that spans two nodes */
     l.inside = !l.inter_node || l.node_ranks > 1.0;
     return l;
 }
@@ -39,7 +41,7 @@ static double ranks_along(const ari_planned *p, ari_axes axes)
     return (double)ari_extent(&p->step.run.parallel, axes);
 }
 
-/* Links of the neighbours that hold one KV head: those that exchange heads, then those of tp. */
+/* Returns the links among neighbours that hold the same KV head: those that exchange heads, then those of tp. */
 static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o, double world)
 {
     const double tp = ranks_along(p, ARI_CUTS_FEATURES), inner = ranks_along(p, 1u << ARI_AXIS_INNER);
@@ -70,7 +72,7 @@ static ari_links links_of_parts(const ari_planned *p, const ari_time_options *o,
     return links(o, members, (run){world, 1.0}, world);
 }
 
-/* The axes of a group follow each other: its members are as far apart as there are ranks along those inside of them. */
+/* The axes of a group are adjacent: its members are as far apart as there are ranks along the axes inside of them. */
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over group)
 {
     const ari_axes axes = ari_over_axes(group);
@@ -84,7 +86,7 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over
         innermost--;
     const ari_axes inside = ARI_ALL_AXES & ~((2u << innermost) - 1);
     ari_links l = links(o, (run){ranks_along(p, inside), ranks_along(p, axes)}, (run){world, 1.0}, world);
-    if (group == ARI_OVER_ENDS && l.ranks > 2.0) { /* of those along the axis the first and the last */
+    if (group == ARI_OVER_ENDS && l.ranks > 2.0) { /* only the first and the last member along the axis */
         l.ranks = 2.0;
         l.node_ranks = l.inter_node ? 1.0 : 2.0;
         l.inside = !l.inter_node;
@@ -92,7 +94,7 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over
     return l;
 }
 
-/* A link as collectives find it: a known GPU's reach a share of the rate. */
+/* Returns a link's rate as collectives achieve it: a fraction of the nominal rate for a known GPU. */
 static ar_sim_link reached(const ari_links *l, bool inter_node)
 {
     const ari_gpu *gpu = ari_time_rates(l->options).gpu;
@@ -132,8 +134,8 @@ static double broadcast_seconds(const ari_links *l, double bytes)
     return near * inside.latency_s + (far > 0.0 ? far * inter_node.latency_s : 0.0) + bytes / rate;
 }
 
-/* Each member sends a part to every other; a message is `bytes` long. Those on the node that has fewest send most over
- * the slower link. */
+/* Returns the time of an all-to-all in which each member sends a message of `bytes` to every other member. Members on
+ * the node with the fewest members send the most over the slower link. */
 static double all_to_all(const ari_links *l, double bytes)
 {
     const ar_sim_link inside = reached(l, false), inter_node = reached(l, true);

@@ -12,8 +12,8 @@
 ARI_OWNER(ar_dump, ar_dump_close)
 
 /* --- the execution order ------------------------------------------------------------------------------------------ */
-/* The execution order of all ranks, from the order of each. A chain of tensors: what a rank names for the first time
- * comes right behind what it names before it. */
+/* Merges the execution orders of all ranks into one chain of tensors. A name that a rank lists for the first time is
+ * inserted right after the name that precedes it on that rank. */
 #define END SIZE_MAX
 
 static size_t find_index(const ar_dump *d, const char *name)
@@ -22,7 +22,7 @@ static size_t find_index(const ar_dump *d, const char *name)
     return t == NULL ? END : (size_t)(t - d->tensor);
 }
 
-/* successor[d->tensors]: the first of the chain. */
+/* successor[d->tensors] is the first tensor of the chain */
 static void chain_file(const ar_dump *d, const ari_placement *p, size_t *successor, bool *chained)
 {
     size_t tail = d->tensors;
@@ -54,7 +54,7 @@ static ar_status set_order(ar_dump *d)
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
-/* *out is to be closed also after an error. */
+/* Creates a dump. The caller closes *out also after an error. */
 static ar_status create(ar_dump **out, const char *path)
 {
     AR_TRY(ARI_ALLOC_ZERO(out, 1, "a dump"));

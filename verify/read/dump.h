@@ -6,11 +6,11 @@
 #include "verify/read/placement.h"
 
 /* --- files of NumPy ----------------------------------------------------------------------------------------------- */
-/* NumPy's .npy, versions 1.0 to 3.0: one array a file. */
+/* A NumPy .npy file, versions 1.0 to 3.0, with one array. */
 typedef struct ari_npy {
     ar_st_entry entry; /* the array. Named by the file, without folder and ".npy" */
     bool fortran;      /* the first index runs fastest in the file; `box` says where its elements are */
-    ar_dump_box box;   /* the whole array */
+    ar_dump_box box;   /* box of the whole array */
     void *map;
     size_t map_bytes;
 } ari_npy;
@@ -22,7 +22,7 @@ AR_NODISCARD ar_status ari_npy_open(ari_npy **out, const char *path);
 /** Accepts NULL. */
 void ari_npy_close(ari_npy *f);
 
-/* One file's part of one tensor. A mapping sets the fields down to `terms`. */
+/* One file's part of one tensor. A mapping sets the fields up to and including `terms`. */
 struct ari_piece {
     char *name; /* of the full tensor */
     int ndim;
@@ -38,31 +38,32 @@ struct ari_piece {
     size_t file;
     int rank;
     const ar_st_entry *entry;
-    int replica, replicas; /* as told; 0 of 0: not told */
-    size_t sample_rows;    /* rows along dimension 0 that each sample has; 0: not told */
-    char *left_out;        /* why it is a part of no tensor; NULL: it is one */
+    int replica, replicas; /* number of this replica and of all replicas; 0 of 0: unknown */
+    size_t sample_rows;    /* rows along dimension 0 of each sample; 0: unknown */
+    char *left_out;        /* reason why the piece belongs to no tensor; NULL: it belongs to one */
     bool more_copies;      /* of some boxes there are several copies of each number */
 };
 
 /* --- a dump ------------------------------------------------------------------------------------------------------- */
-/* Stages of reading a dump: files are opened and their ranks found (dump_files.c), their tensors listed in pieces, by
- * placement or mapping (dump_pieces.c), and the pieces of one name combined into a tensor (parts.c). */
+/* A file of a dump. A dump is read in stages: files are opened and their ranks found (dump_files.c), their tensors are
+ * listed as pieces by placement or mapping (dump_pieces.c), and pieces with equal names are combined into a tensor
+ * (parts.c). */
 
 typedef struct ari_dump_file {
     char *path;
-    const char *name; /* its last component, or what stands in for it */
+    const char *name; /* the file name's last component, or a substitute for it */
     int rank;         /* -1: no rank's */
     const ar_st_file *st;
     ar_st_file *owned; /* NULL: the model's */
-    ari_npy *npy;      /* without `st`: its one array, whose elements `npy->box` finds */
+    ari_npy *npy;      /* the array of a file without `st`; `npy->box` locates its elements */
     ari_placement placement;
     bool placed; /* the file records where its tensors are */
 } ari_dump_file;
 
-/* Parts of no tensor: those that the capture left out, or that ranks have in other lengths. */
+/* A name whose pieces form no tensor: the capture left it out, or ranks have different lengths. */
 typedef struct ari_ragged {
     const char *name;
-    const ari_piece *piece; /* one that is not as the first of its name */
+    const ari_piece *piece; /* a piece that differs from the first of its name */
 } ari_ragged;
 
 struct ar_dump {
@@ -72,17 +73,17 @@ struct ar_dump {
     size_t files, cap_files;
     bool all_matched; /* of ar_dump_options */
     bool of_ranks;    /* files are ranks' */
-    bool mapped;      /* and a mapping says which is whose */
-    int ranks, world; /* world 0: not told */
-    int *rank;        /* [ranks] ascending: those whose files there are */
+    bool mapped;      /* true if a mapping assigns files to ranks */
+    int ranks, world; /* number of ranks with files, and of all ranks; world 0: unknown */
+    int *rank;        /* [ranks] ranks with files, ascending */
     ar_mesh mesh;
     ari_piece *piece; /* by name and rank */
     size_t pieces, cap_pieces;
     ar_dump_tensor *tensor; /* by name */
     size_t tensors;
-    ari_ragged *ragged; /* [raggeds] by name */
+    ari_ragged *ragged; /* [raggeds] sorted by name */
     size_t raggeds;
-    ar_dump_part *part; /* of all tensors, one after the other */
+    ar_dump_part *part; /* parts of all tensors, one tensor after the other */
     ari_arena arena;    /* of all lists, names and boxes */
 };
 
@@ -96,12 +97,12 @@ const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i);
 
 /** Lists the pieces of the files' tensors, or what a mapping makes of them, by name and rank. */
 AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, ari_map *map);
-/** The number of pieces from the first on that have its name. */
+/** Returns how many pieces from the first on have its name. */
 size_t ari_piece_group(const ari_piece *p, size_t n);
-/** The full tensor of n pieces of one name, but for its parts. */
+/** Computes the full tensor of n pieces of one name, without its parts. */
 AR_NODISCARD ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *piece, size_t n);
 
-/** Makes the tensors of the pieces and checks that these cover them. */
+/** Builds tensors from the pieces and checks that the pieces cover them. */
 AR_NODISCARD ar_status ari_dump_make_tensors(ar_dump *d);
 
 /** Renames every tensor to name[ar_dump_count(d)], in the order of ar_dump_at, and sorts by name again. Copies the
@@ -122,19 +123,20 @@ typedef struct ari_tensor_cuts {
     ari_tensor_cut *cut;
     size_t n, capacity;
 } ari_tensor_cuts;
-/** Adds to `cuts`, which is empty, all that a tensor is to become; nothing: it stays. */
+/** Fills the empty list `cuts` with the tensors that replace a tensor; an empty list keeps the tensor. */
 typedef ar_status (*ari_tensor_cuts_of)(void *user, const ar_dump_tensor *t, ari_tensor_cuts *cuts);
-/** Adds one that is all of a tensor, under this name. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the name is longer). */
+/** Adds a cut that is the whole tensor under this name. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the name is too
+ *  long). */
 AR_NODISCARD ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_tensor *t, const char *name,
                                            const char *rest);
-/** It becomes, of a tensor of ndim dimensions that holds all experts of a layer, one expert's `rows` rows from `row`
- *  on; or (every not 0) the transpose of every `every`-th of its last dimension from `row` on. */
+/** Selects one expert's `rows` rows from `row` on in a tensor of ndim dimensions with all experts of a layer. If
+ *  `every` is not 0, selects the transpose of every `every`-th column from `row` on. */
 void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t row, size_t rows, size_t every);
 /** Replaces tensors by what they become. A tensor stays if a rank's part cannot be split that way. Names must differ.
  *  Errors: AR_ERR_MEMORY, those of cuts_of. */
 AR_NODISCARD ar_status ari_dump_split(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user);
 
-/* A step's samples in another order: sample i becomes sample place[i]. */
+/* A reordering of a step's samples: sample i becomes sample place[i]. */
 typedef struct ari_sample_order {
     int step;
     size_t samples;
@@ -145,20 +147,21 @@ typedef struct ari_sample_order {
 AR_NODISCARD ar_status ari_dump_reorder(ar_dump *d, const ari_sample_order *order, size_t orders);
 
 /* --- reading boxes ------------------------------------------------------------------------------------------------ */
-/* Elements that lie next to each other in the full tensor. */
+/* Elements that are contiguous in the full tensor. */
 typedef struct ari_dump_run {
-    const char *data; /* the first of them in the file */
-    size_t step;      /* from one to the next there, in bytes */
+    const char *data; /* the first element in the file */
+    size_t step;      /* distance of elements in the file, in bytes */
     size_t full;      /* the first's number in the full tensor, row-major */
     size_t count;
 } ari_dump_run;
 
-/** Calls f for every run of a box's elements among [start, start + count) of the full tensor, in ascending order. A
- *  status other than AR_OK ends it and is returned. The dtype has whole bytes. */
+/** Calls f for each run of a box's elements within [start, start + count) of the full tensor, in ascending order. The
+ *  first status other than AR_OK ends the loop and is returned. The dtype must have whole bytes. */
 AR_NODISCARD ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b,
                                          size_t start, size_t count,
                                          ar_status (*f)(void *user, const ari_dump_run *run), void *user);
-/** The first of a box's elements if they lie in the file without gaps, in the full tensor's order; else NULL. */
+/** Returns the first of a box's elements if they are contiguous in the file in the full tensor's order, otherwise
+ *  NULL. */
 const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b);
 /** Copies a run's elements of `bytes` bytes each, closely packed. */
 void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes);

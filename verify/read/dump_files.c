@@ -30,7 +30,7 @@ const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i)
     return f->st == NULL ? &f->npy->entry : ari_st_at(f->st, i);
 }
 
-/* A file of the list; its contents are the caller's to set. */
+/* Adds a file to the list; the caller fills in its contents. */
 static ar_status add_file(ari_dump_file **added, ar_dump *d, const char *folder, const char *name)
 {
     AR_TRY(ARI_GROW_IN(&d->arena, &d->file, &d->cap_files, d->files, "files of a dump"));
@@ -56,7 +56,7 @@ static ar_status add_tensors(ari_dump_file **added, ar_dump *d, const char *fold
     return AR_OK;
 }
 
-/* Reads a folder's file's own metadata. A file that states an execution order alone is no rank's. */
+/* Reads the metadata of a file in a folder. A file that states only an execution order does not belong to a rank. */
 static ar_status read_placement(ari_dump_file *f)
 {
     if (f->st == NULL)
@@ -70,8 +70,7 @@ static ar_status read_placement(ari_dump_file *f)
     return AR_OK;
 }
 
-/* A file that is opened alone is taken as it is, be it a rank's; but it may say in which order its tensors were
- * made. */
+/* Reads the execution order of a file that is opened alone. The file is used as it is, even if it belongs to a rank. */
 static ar_status read_order(ari_dump_file *f)
 {
     const char *placement_text = f->st == NULL ? NULL : ari_st_metadata(f->st, ARI_DUMP_PLACEMENT);
@@ -82,7 +81,7 @@ static ar_status read_order(ari_dump_file *f)
     return AR_OK;
 }
 
-/* True if a file states that others hold the rest of one of its tensors. */
+/* Returns true if a file says that other files contain the rest of one of its tensors. */
 static bool is_part(const ari_dump_file *f)
 {
     for (size_t i = 0; i < f->placement.tensors; i++) {
@@ -98,7 +97,8 @@ static bool is_part(const ari_dump_file *f)
     return false;
 }
 
-/* A file that should be whole. What a writer of shards left as one is none: its parts are then missed by name. */
+/* Reads a file that should be complete. If a writer of shards left it incomplete, the missing parts are reported by
+ * name. */
 static ar_status read_part(ari_dump_file *f)
 {
     AR_TRY(read_placement(f));
@@ -163,7 +163,7 @@ static int is_shown(const struct dirent *entry)
 
 static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int depth);
 
-/* One name of a folder `below` d->path: a file, or a folder that is looked into. */
+/* Handles one entry of a folder `below` d->path: adds a file, or searches a folder. */
 static ar_status visit_entry(ar_dump *d, const ari_map *map, const char *below, const char *name, int depth)
 {
     char *path = NULL, *full = NULL;
@@ -219,8 +219,8 @@ static ar_status refuse_folder(const ar_dump *d)
     return st;
 }
 
-/* The folder that the tensors are folder: of checkpoints the one that `latest` names, resolved once, so that a `latest`
- * that changes meanwhile cannot mix two of them. */
+/* Finds the folder that contains the tensors. For checkpoints it is the one that `latest` names, resolved once, so that
+ * a `latest` that changes meanwhile cannot mix two checkpoints. */
 static ar_status find_folder(char **out, ari_arena *arena, const char *folder)
 {
     char *latest = NULL, resolved[PATH_MAX];
@@ -249,7 +249,7 @@ static ar_status open_folder(ar_dump *d, const ari_map *map)
     return refuse_folder(d);
 }
 
-/* Where a checkpoint is expected, the name of a bundled model is none. */
+/* Refuses the name of a bundled model where a checkpoint is expected. */
 static ar_status refuse_bundled(const char *path)
 {
     for (const char *const *name = ari_model_names; *name; name++) {
@@ -277,7 +277,7 @@ static ar_status open_path(ar_dump *d, const ari_map *map)
 }
 
 /* --- whose the files are ------------------------------------------------------------------------------------------ */
-/* True if two files name the same tensor, which those of a model do not. */
+/* Returns true if two files contain a tensor with the same name, which files of one model do not. */
 static ar_status names_repeat(bool *repeat, ar_dump *d)
 {
     const char **name = NULL;
@@ -295,8 +295,8 @@ static ar_status names_repeat(bool *repeat, ar_dump *d)
                : AR_OK;
 }
 
-/* "rank-00003.safetensors", "mp_rank_03.safetensors": 3; PyTorch's "shard-00004-model-00001-of-00001.safetensors",
- * which counts from 1: 3. -1: it names none. */
+/* Returns the rank in a file's name: 3 for "rank-00003.safetensors" and "mp_rank_03.safetensors", and 3 for PyTorch's
+ * "shard-00004-model-00001-of-00001.safetensors", which counts from 1. Returns -1 if the name has no rank. */
 static int rank_by_name(const char *name)
 {
     const char *rank = strstr(name, "rank"), *shard = strncmp(name, "shard-", 6) == 0 ? name + 6 : NULL;
@@ -308,7 +308,7 @@ static int rank_by_name(const char *name)
     uint64_t n = 0;
     const char *end = NULL;
     if (!ari_natural(&n, digits, &end) || n >= INT_MAX || (rank != NULL && strpbrk(end, "0123456789") != NULL))
-        return -1; /* further numbers are coordinates, which only a mapping tells apart */
+        return -1; /* further numbers are mesh coordinates, which only a mapping can interpret */
     return rank == NULL && n > 0 ? (int)n - 1 : (int)n;
 }
 
@@ -332,7 +332,7 @@ static ar_status differ(const ar_dump *d, size_t a, size_t b, const char *subjec
                         ARI_SHOW(d->file[b].path), subject);
 }
 
-/* The world and the mesh are the same to all that tell of them. */
+/* Checks that all files that state the world and the mesh agree. */
 static ar_status agree_on_mesh(ar_dump *d)
 {
     size_t world = SIZE_MAX, mesh = SIZE_MAX;
@@ -360,7 +360,7 @@ static int compare_files(const void *a, const void *b)
     return x->rank != y->rank ? (x->rank < y->rank ? -1 : 1) : strcmp(x->path, y->path);
 }
 
-/* Sorts the files by rank, and lists these. */
+/* Sorts the files by rank and lists the ranks. */
 static ar_status list_ranks(ar_dump *d)
 {
     AR_TRY(ARI_TAKE(&d->rank, &d->arena, d->files, "ranks of a dump"));
@@ -384,7 +384,7 @@ static int compare_places(const void *a, const void *b)
     return compare_files(x, y);
 }
 
-/* No two ranks are at one place of the mesh, and no rank is at two. */
+/* Checks that no two ranks have the same position in the mesh, and that no rank has two. */
 static ar_status check_places(ar_dump *d)
 {
     const ari_dump_file **placed = NULL;
@@ -410,7 +410,7 @@ static ar_status check_places(ar_dump *d)
     return AR_OK;
 }
 
-/* A mapping that says whose a file is says how many there are. */
+/* Checks the number of ranks against a mapping that assigns files to ranks. */
 static ar_status check_mapped(const ar_dump *d)
 {
     int missing = 0;

@@ -29,7 +29,7 @@ static void set_term(ari_piece *p, const ari_placement *rank, const ari_placed *
         ari_piece_set_term(p, &rank->mesh, rank->coords, t->partial_over);
 }
 
-/* Without a stated shape: as far as the boxes reach. */
+/* Sets the end of the boxes as the shape if no shape is stated. */
 static void set_end(ari_piece *p)
 {
     for (size_t i = 0; i < p->boxes; i++)
@@ -95,17 +95,17 @@ static void sort_pieces(ari_piece *p, size_t n)
 }
 
 /* --- mappings ----------------------------------------------------------------------------------------------------- */
-/* Applies a mapping to an array: boxes of its targets point into the array, which itself is combined from boxes of
- * files (a placement's, or those of an array in Fortran order). One box through the other is a box again. */
+/* Applies a mapping to an array. The boxes of the mapping's targets point into the array, which is itself combined from
+ * boxes of files (of a placement, or of an array in Fortran order). The intersection of two boxes is a box. */
 
-/* The boxes of a piece that a target is of, in `box`, which has room for them; how many. */
+/* Writes the boxes of a piece that make up a target to `box`, which has sufficient space, and counts them. */
 static void compose(ar_dump_box *box, size_t *n, const ari_piece *p, const ar_st_entry *array, const ari_piece *t)
 {
     size_t stride[AR_ST_MAX_DIMS];
     ari_row_major(stride, array->ndim, array->shape);
     for (size_t i = 0; i < t->boxes && array->count > 0; i++) {
         const ar_dump_box *b = &t->box[i];
-        size_t start[AR_ST_MAX_DIMS] = {0}, offset = b->offset; /* where it begins in the array */
+        size_t start[AR_ST_MAX_DIMS] = {0}, offset = b->offset; /* position in the array where the box begins */
         for (int k = 0; k < array->ndim; k++) {
             start[k] = offset / stride[k];
             offset %= stride[k];
@@ -135,7 +135,7 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
     o->file = p->file;
     o->rank = p->rank;
     o->entry = p->entry;
-    if (p->is_placed || p->rank < 0) { /* a mapping does not number copies: they are whoever holds the same */
+    if (p->is_placed || p->rank < 0) { /* a mapping does not number copies: ranks with equal boxes hold copies */
         o->replica = p->replica;
         o->replicas = p->replicas;
     }
@@ -149,7 +149,7 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
     return AR_OK;
 }
 
-/* The number of elements that two boxes share at the same place in the file. */
+/* Returns the number of elements that two boxes share at the same position in the file. */
 static size_t agreeing(const ar_dump_box *a, const ar_dump_box *b, int ndim)
 {
     ar_dump_box x, y;
@@ -162,7 +162,7 @@ static size_t agreeing(const ar_dump_box *a, const ar_dump_box *b, int ndim)
     return x.offset == y.offset ? ari_dump_box_count(ndim, &x) : 0;
 }
 
-/* a: by a rule; b: by a file, which may leave open which summand it has. */
+/* Compares the position a given by a rule with b given by a file; the file may leave open which summand it has. */
 static bool same_place(const ari_piece *a, const ari_piece *b)
 {
     size_t count[2] = {0, 0}, agreed = 0;
@@ -190,8 +190,8 @@ static const char *place_text(char *text, size_t cap, const ari_piece *p)
     return text;
 }
 
-/* Checks that a file's own placement and the rule's agree. file_target: the rule applied to the file's placement, n
- * targets. */
+/* Checks that a file's placement and the rule agree. file_target: the n targets that the rule gives for the file's
+ * placement. */
 static ar_status check_agreement(const ar_dump *d, ari_map *map, const ari_piece *p, const ari_piece *file_target,
                                  size_t n)
 {
@@ -228,7 +228,7 @@ static ar_status map_piece(ar_dump *d, ari_map *map, const ari_piece *p, const a
     return source.is_full ? check_agreement(d, map, p, &d->piece[before], d->pieces - before) : AR_OK;
 }
 
-/* n pieces of one name. */
+/* Maps n pieces of one name. */
 static ar_status map_array(ar_dump *d, ari_map *map, const ari_piece *p, size_t n)
 {
     ar_dump_tensor t = {0};

@@ -10,8 +10,8 @@ AR_BEGIN_DECLS
 /** If ranks have values or gradients of different lengths under a name, because each pads its samples to its own
  *  longest, the dump has no such tensor: writes two of the shapes to text and returns true; otherwise returns false. */
 bool ari_dump_is_ragged(const ar_dump *d, const char *name, char text[160]);
-/** The same as binary64 (exact for all but I64 and U64, which are rounded) or fp32 (rounded). Errors: those;
- * AR_ERR_DTYPE for complex numbers. */
+/** Reads the elements as binary64 (exact except for I64 and U64, which are rounded) or as fp32 (rounded). Errors: as
+ *  above; AR_ERR_DTYPE for complex numbers. */
 AR_NODISCARD ar_status ari_dump_read_f64(const ar_dump_tensor *t, size_t start, size_t count, double *out);
 /** Reads only one part, box after box, each row-major: as many elements as its boxes have. */
 AR_NODISCARD ar_status ari_dump_part_f32(const ar_dump_tensor *t, const ar_dump_part *p, float *out);

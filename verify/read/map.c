@@ -13,10 +13,10 @@
 #include "ref/placement/placement_private.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-#define MAX_BYTES ((size_t)4 << 20) /* a mapping has some hundred bytes a rule */
+#define MAX_BYTES ((size_t)4 << 20) /* a rule takes about a hundred bytes */
 #define MAX_RULES 4096
 #define MAX_GLOB 512
-#define MAX_MATCHED 4096 /* bytes of the longest name that a glob is held against */
+#define MAX_MATCHED 4096 /* length of the longest name that is matched with a glob, in bytes */
 
 ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...)
 {
@@ -33,7 +33,7 @@ typedef enum token_kind { END, BYTE, ANY, STAR, NUMBER, WRONG } token_kind;
 /* Next element of a glob or pattern. */
 typedef struct token {
     token_kind kind;
-    char byte;               /* BYTE; WRONG: what begins it */
+    char byte;               /* the byte for BYTE; the first wrong byte for WRONG */
     char name[ARI_MAP_NAME]; /* NUMBER */
 } token;
 
@@ -85,7 +85,7 @@ static const char *pattern_problem(const char *text, int stars, int numbers)
     return NULL;
 }
 
-/* Moves *text past what the token stands for; false where something else is there. */
+/* Advances *text past what the token matches; returns false if the token does not match. */
 static bool match_token(const token *t, const char **text, size_t *number)
 {
     const char *c = *text;
@@ -99,7 +99,7 @@ static bool match_token(const token *t, const char **text, size_t *number)
         return true;
     }
     for (c++; t->kind == ANY && ((unsigned char)*c & 0xC0u) == 0x80u; c++)
-        ; /* the rest of one character of UTF-8 */
+        ; /* skip the rest of a UTF-8 character */
     *text = c;
     return true;
 }
@@ -184,7 +184,7 @@ static ar_status read_int(const ari_map *m, const ari_map_rule *r, const char *k
                              (long long)max);
 }
 
-/* A list of 1 to `max_count`, of which `content` says what it has. */
+/* Checks that a value is a list of 1 to `max_count` elements; `content` describes the elements for messages. */
 static ar_status check_list(const ari_map *m, const ari_map_rule *r, const char *key, const json_t *value,
                             size_t max_count, const char *content)
 {
@@ -235,11 +235,12 @@ static ar_status add_split(const ari_map *m, ari_map_rule *r, const char *name, 
     }
     AR_TRY(read_int(m, r, "shard", spec, -AR_ST_MAX_DIMS, AR_ST_MAX_DIMS - 1, &dim));
     s.dim = (int)dim;
-    r->split[r->splits++] = s; /* as many at most as the mesh has dimensions: none is there twice */
+    r->split[r->splits++] = s; /* at most as many as mesh dimensions, because none occurs twice */
     return AR_OK;
 }
 
-/* {"tp": 0, "dp": 1}, the mesh's outermost dimension dividing first; or [["tp", 0], ["dp", 0]], in this order. */
+/* Reads {"tp": 0, "dp": 1}, where the outermost mesh dimension divides first, or [["tp", 0], ["dp", 0]], which gives
+ * the order. */
 static ar_status read_shard(const ari_map *m, ari_map_rule *r, const json_t *value)
 {
     const char *name;
@@ -311,7 +312,7 @@ static ar_status check_pattern(const ari_map *m, const ari_map_rule *r, const ch
     return problem ? ari_map_bad(m, r, "key '%s': '%s' %s", key, ARI_SHOW(pattern), problem) : AR_OK;
 }
 
-/* Checks that involve more than one key. */
+/* Checks conditions that involve more than one key. */
 static ar_status check_rule(const ari_map *m, const ari_map_rule *r)
 {
     if (r->intos > 0 && r->intos != r->blocks)
@@ -400,10 +401,10 @@ static ar_status read_mesh(ari_map *m, const json_t *mesh)
     return AR_OK;
 }
 
-/* Either {rank}, or every dimension of the mesh that has more than one rank. */
+/* Checks that the glob has either {rank} or every mesh dimension with more than one rank. */
 static ar_status read_files(ari_map *m, const json_t *files)
 {
-    unsigned found = 0; /* dimensions of the mesh; bit AR_MESH_DIMS: {rank} */
+    unsigned found = 0; /* bit set of the mesh dimensions found; bit AR_MESH_DIMS: {rank} */
     m->files = json_string_value(files);
     if (files == NULL)
         return AR_OK;

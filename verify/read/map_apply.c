@@ -6,7 +6,7 @@
 #include "ref/placement/placement_private.h"
 #include "verify/read/dump.h"
 
-/* One tensor of one file, and the rule it falls under. */
+/* One tensor of one file, and the rule that matches its name. */
 typedef struct place {
     const ari_map *m;
     ari_arena *arena; /* the mapping's */
@@ -28,7 +28,8 @@ static ar_status misfit(const place *p, const char *format, ...)
 }
 
 /* --- where a dimension's elements stand --------------------------------------------------------------------------- */
-/* count elements of a dimension, from `local` of the file's tensor on, stand from `full` of the full one on. */
+/* `count` consecutive elements of a dimension, which start at `local` in the file's tensor and at `full` in the full
+ * tensor. */
 typedef struct run {
     size_t local, full, count;
 } run;
@@ -38,12 +39,12 @@ typedef struct runs {
     size_t full; /* elements of the full tensor's dimension */
 } runs;
 
-/* One dimension of a tensor is followed from the full tensor down to what a rank has: a list of runs, divided once for
- * every dimension of the mesh that divides it, evenly. */
+/* The elements of one dimension that a rank has, as a list of runs. The list starts as the full dimension and is
+ * divided evenly once for every mesh dimension that divides it. */
 typedef struct axis {
     const place *p;
     int dim;
-    const ari_map_split *split[AR_MESH_DIMS]; /* in the order in which they divide */
+    const ari_map_split *split[AR_MESH_DIMS]; /* the divisions, in order */
     size_t splits;
 } axis;
 
@@ -68,7 +69,7 @@ static size_t count_elements(const runs *r)
     return r->n == 0 ? 0 : r->run[r->n - 1].local + r->run[r->n - 1].count;
 }
 
-/* Appends elements [offset, offset + count) of `src`, which is a gapless list of what a group of ranks has. */
+/* Appends elements [offset, offset + count) of `src`, a gapless list of the elements that a group of ranks has. */
 static ar_status pick(const axis *a, runs *out, const runs *src, size_t offset, size_t count)
 {
     for (size_t i = 0; i < src->n; i++) {
@@ -150,7 +151,8 @@ static ar_status find_block_dim(const place *p, int *dim)
     return find_dim(p, p->r->dim != INT_MAX ? p->r->dim : p->r->splits > 0 ? p->r->split[0].dim : 0, dim);
 }
 
-/* Every rank has as much as this one; or, of a dimension that does not divide, the rule's shape says how much it is. */
+/* Assumes that every rank has as many elements as this rank. If the division is uneven, the rule's shape gives the
+ * size. */
 static ar_status find_runs(const place *p, int dim, runs *out)
 {
     const ari_map_rule *r = p->r;
@@ -186,13 +188,13 @@ static ar_status find_runs(const place *p, int dim, runs *out)
 }
 
 /* --- targets ------------------------------------------------------------------------------------------------------ */
-/* Names of modules that hold q, k and v, or gate and up, side by side: those that anyrank.capture refuses too.
- * Megatron's linear_qkv is none of them: its heads alternate, and one cut goes straight through. */
+/* Names of modules that store q, k and v, or gate and up, side by side. anyrank.capture refuses the same names.
+ * Megatron's linear_qkv is not among them: its heads alternate, so it can be divided as a whole. */
 static const char *const packed_names[] = {"c_attn", "qkv_proj",       "Wqkv",         "query_key_value",
                                            "qkv",    "in_proj_weight", "in_proj_bias", "gate_up_proj"};
 
-/* True if one of the last two parts of a name is such a module's: "h.0.attn.c_attn.weight:grad". The gradient of its
- * input is not packed. */
+/* Returns true if one of the last two components of a name is such a module: "h.0.attn.c_attn.weight:grad". The
+ * gradient of the module's input is not packed. */
 static bool looks_packed(const char *name)
 {
     const char *value = strchr(name, ':');
@@ -210,7 +212,7 @@ static bool looks_packed(const char *name)
     }
 }
 
-/* A rank has a piece of each block, which one cut straight across does not give it. */
+/* Refuses to divide a packed tensor as a whole, because each rank has a piece of each block. */
 static ar_status check_packed(const place *p, const char *target)
 {
     const ari_map_rule *r = p->r;
@@ -296,7 +298,7 @@ static ar_status cut_block(const place *p, const runs *packed_runs, size_t group
     return AR_OK;
 }
 
-/* Takes packed tensors apart: a target for each block that has a name. */
+/* Splits a packed tensor into one target for each named block. */
 static ar_status take_blocks(const place *p, runs *along, ari_piece *t, size_t *n)
 {
     const size_t groups = p->r->groups > 0 ? p->r->groups : 1, sum = sum_of_blocks(p->r);

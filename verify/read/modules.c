@@ -34,7 +34,7 @@ static bool is_folded_in(const char *text, const char *path, size_t n)
     return path == end;
 }
 
-/* NULL where there is no such file, or one of another kind: nothing is recorded then. */
+/* Loads the file; *out is NULL if it does not exist or has another format, since then no classes are recorded. */
 static ar_status load(json_t **out, const char *path, ari_arena *arena)
 {
     const char *slash = strrchr(path, '/');

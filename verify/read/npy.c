@@ -31,7 +31,7 @@ static ar_status bad_at(const char *path, size_t offset, const char *problem)
 
 /* --- the header: a literal of a Python dict ----------------------------------------------------------------------- */
 typedef struct literal {
-    const char *text; /* ends in a 0 byte, which no token holds */
+    const char *text; /* the text, terminated by a 0 byte, which cannot occur in a token */
     size_t length, offset;
     const char *path;
 } literal;
@@ -61,7 +61,7 @@ static bool take_word(literal *l, const char *word)
     return true;
 }
 
-/* A string of either quote; none that NumPy writes needs an escape. */
+/* Reads a string in single or double quotes. NumPy's strings contain no escapes. */
 static ar_status take_string(literal *l, char *out, size_t cap)
 {
     skip_space(l);
@@ -179,7 +179,7 @@ static ar_status read_dtype(ar_dtype *out, const char *descr, const char *path)
     size_t i = 0;
     while (i < sizeof codes / sizeof codes[0] && strcmp(codes[i].code, code) != 0)
         i++;
-    if (code[0] == 'V') /* what NumPy writes for dtypes that it does not know, bfloat16 first of all */
+    if (code[0] == 'V') /* NumPy writes 'V' for dtypes that it does not know, such as bfloat16 */
         return ar_error_set(
             AR_ERR_UNSUPPORTED,
             "%s: dtype '%s' is raw bytes to NumPy (of bfloat16?): write array.astype('<f4') or safetensors",
@@ -196,7 +196,8 @@ static ar_status read_dtype(ar_dtype *out, const char *descr, const char *path)
 }
 
 /* --- the file ----------------------------------------------------------------------------------------------------- */
-/* Reads the header and says where the data begin. Read, not mapped: a file that shrinks meanwhile is then an error. */
+/* Reads the header and finds the start of the data. The file is read and not mapped, so that a file that shrinks
+ * meanwhile gives an error. */
 static ar_status read_header(int fd, size_t bytes, const char *path, ari_npy *f, size_t *start)
 {
     unsigned char prefix[MAGIC_BYTES + 6] = {0};

@@ -26,7 +26,7 @@ static const struct {
     {":m", 'm'},    {":v", 'v'},   {":state", 's'}, {":buffer", 'u'}, {":count", 'k'},
 };
 
-/* "@12" at the end; 1 where there is none. */
+/* Removes "@12" from the end and returns 12; returns 1 without such an end. */
 static int take_step(const char *name, size_t *length)
 {
     size_t digits_begin = *length;
@@ -49,7 +49,8 @@ static char pass_by_file(const char *name, size_t length, const char *path)
     if (ari_ending(name, length, ".grad"))
         return 'g';
     for (const char *match = path ? strstr(path, "grad") : NULL; match; match = strstr(match + 1, "grad")) {
-        const char *end = match + strcspn(match, "/"); /* of a component, the last one where nothing follows */
+        const char *end = match + strcspn(match, "/"); /* end of the component, or of the name after its last
+                                                          component */
         if (end[strspn(end, "/")] == '\0')
             return 'g';
     }
@@ -72,12 +73,12 @@ static void find_pass(ari_order_key *k, const char *path)
 
 /* --- places in the model ------------------------------------------------------------------------------------------ */
 
-/* Modules that the vocabulary does not have. */
+/* Positions of modules with unknown names. */
 enum { UNKNOWN_FORWARD = 37, UNKNOWN_BACKWARD = 54, UNKNOWN_MODULE = 5 };
 
 enum { BEFORE, WITHIN = ARI_AT_LAYERS, ELSEWHERE, AFTER, FURTHER, LAST };
 
-/* The first component that is a number, of a name of n bytes; what follows it goes to *rest. */
+/* Finds the first numeric component in a name of n bytes; *rest: offset of the text after it. */
 static bool layer_of(const char *name, size_t n, long *layer, size_t *rest)
 {
     for (size_t begin = 0; begin < n;) {
@@ -118,7 +119,7 @@ static void find_place(ari_order_key *k)
     ari_role role;
     if (starts(name, n, "hidden_states.")) { /* the embedding's output, then each layer's */
         const long n_th = strtol(name + strlen("hidden_states."), NULL, 10);
-        const long i = n_th < 0 || n_th > 999999999 ? 0 : n_th; /* no number that a model's layers have */
+        const long i = n_th < 0 || n_th > 999999999 ? 0 : n_th; /* a number too large for a layer */
         k->section = i > 0 ? WITHIN : BEFORE;
         k->layer = i - 1;
         k->module = UNKNOWN_FORWARD + 2;
@@ -158,7 +159,7 @@ long ari_order_layers(const ari_order_key *key, long layers)
     return key->further && labs(key->layer) < layers ? labs(key->layer) : layers;
 }
 
-/* Their losses are part of the loss. */
+/* Losses of blocks for further tokens are part of the loss. */
 void ari_order_further(ari_order_key *key, long layers)
 {
     if (labs(key->section) == WITHIN && labs(key->layer) >= layers)
@@ -197,7 +198,7 @@ bool ari_walk_next(ari_walk *w)
 
 /* --- comparing ---------------------------------------------------------------------------------------------------- */
 
-/* Digits as numbers of any length, without zeros before them; all else by bytes. */
+/* Compares names. Digits compare as numbers of any length, ignoring leading zeros; other text compares by bytes. */
 static int compare_names(const char *a, const char *b)
 {
     static const char digits[] = "0123456789";

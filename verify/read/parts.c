@@ -10,7 +10,7 @@
 #include "ref/io/safetensors.h"
 #include "verify/read/dump_private.h"
 
-/* The elements of a part if one of its boxes is the whole tensor in row-major order. */
+/* Returns the elements of a part if one of its boxes is the whole tensor in row-major order, otherwise NULL. */
 static const void *whole_data(const ar_dump_tensor *t, const ar_dump_part *p)
 {
     const bool is_full =
@@ -29,7 +29,7 @@ static ar_status differ(const ar_dump *d, const ari_piece *a, const ari_piece *b
                         assumed ? "; parts of a tensor need a placement or a mapping that says so" : "");
 }
 
-/* The largest end over all pieces, which is within what is told. */
+/* Computes the shape as the largest end over all pieces, which lies within any stated shape. */
 static ar_status find_shape(const ar_dump *d, ar_dump_tensor *t, const ari_piece *piece)
 {
     const ari_piece *first_shaped = NULL;
@@ -62,7 +62,7 @@ static ar_status count_elements(ar_dump_tensor *t, const char *path)
 }
 
 /* --- whether the parts make a whole: every element in one box, or in copies and summands as told ------------------ */
-/* A box and whose it is. */
+/* A box and its owner. */
 typedef struct holder {
     ar_dump_box *box;
     const ari_piece *piece;
@@ -115,7 +115,7 @@ static ar_status overlapping(const ar_dump *d, const ar_dump_tensor *t, const ch
                         rank_text(second, b->rank), region, why);
 }
 
-/* "; no file of rank 2" and 5 more, where the number of ranks is known. */
+/* Writes text such as "; no file of rank 2 and 5 more", if the number of ranks is known. */
 static void absent_ranks(char *text, size_t cap, const ar_dump *d)
 {
     size_t n = 0, missing = 0;
@@ -147,7 +147,7 @@ static ar_status few_copies(const ar_dump *d, const ar_dump_tensor *t, const hol
     return missing_shard(d, t, problem);
 }
 
-/* One rank twice is no copy. */
+/* Refuses two boxes of the same rank, which are not copies. */
 static ar_status check_ranks(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
 {
     char region[ARI_REGION_TEXT];
@@ -165,11 +165,11 @@ static ar_status check_ranks(const ar_dump *d, const ar_dump_tensor *t, const ho
     return AR_OK;
 }
 
-/* True if all state the same number of copies, or none states any: *copies. Parts without a statement are taken as they
- * are. */
+/* Returns true if all pieces state the same number of copies, or none states a number: *copies. Pieces without a
+ * statement are accepted. */
 static ar_status given_copies(int *copies, const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
 {
-    const ari_piece *last_piece = h[n - 1].piece; /* those that tell come after those that do not */
+    const ari_piece *last_piece = h[n - 1].piece; /* pieces that state a number are sorted last */
     *copies = replica_of(h[0].piece) < 0 ? 0 : last_piece->replicas;
     for (size_t i = 0; i < n; i++)
         if (h[i].piece->replicas != last_piece->replicas && h[i].piece->replicas > 0)
@@ -180,7 +180,7 @@ static ar_status given_copies(int *copies, const ar_dump *d, const ar_dump_tenso
     return AR_OK;
 }
 
-/* If copies are numbered, each number occurs equally often: once, except for summands and for boxes that state more. */
+/* Checks that each copy number occurs equally often: once, unless the boxes are summands or state more. */
 static ar_status check_numbers(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n, int copies)
 {
     const bool once = !h[0].piece->partial && !h[0].piece->more_copies;
@@ -336,7 +336,7 @@ static bool continues(const ar_dump_box *a, const ar_dump_box *b, int ndim, int 
     return true;
 }
 
-/* Makes one box of several that are the full tensor: packed blocks of a single rank. */
+/* Merges the boxes of a single rank's packed blocks into one box if together they are the full tensor. */
 static void join_boxes_of(ari_piece *p, const ar_dump_tensor *t)
 {
     if (p->boxes < 2 || p->entry->count != t->count || t->count == 0)
@@ -356,8 +356,8 @@ static void join_boxes_of(ari_piece *p, const ar_dump_tensor *t)
     p->boxes = 1;
 }
 
-/* If every rank has all of it, blocks that lie as in the full tensor are joined to one box. Otherwise a block may be
- * another rank's copy, and stays apart. */
+/* If every rank has the whole tensor, merges blocks that are ordered as in the full tensor into one box. Otherwise a
+ * block may be another rank's copy, and the boxes stay separate. */
 static void join_boxes(const ar_dump_tensor *t, ari_piece *piece, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -375,8 +375,8 @@ size_t ari_piece_group(const ari_piece *p, size_t n)
     return group_size;
 }
 
-/* A piece that its file says is a part of no tensor. Of values and gradients whose files say of one dimension alone
- * that the whole has other extents there, a piece that is not as the first. NULL: they are a tensor. */
+/* Finds a piece that cannot be part of the tensor: its file says so, or it is a value or gradient whose other extents
+ * differ from the first piece's while files describe only one dimension. Returns NULL if all pieces form a tensor. */
 static const ari_piece *find_ragged(const ari_piece *p, size_t n)
 {
     const ari_piece *ragged_piece = NULL;

@@ -6,14 +6,14 @@
 
 #include "ref/core/os/os.h"
 
-/* Cuts within cuts, and pairs of boxes that are compared because nothing separates them: nobody shards like that, but a
- * file may say anything, and opening it has to end. */
+/* Limits for nested cuts and for pairs of boxes to compare. No real sharding reaches them, but a file can contain
+ * anything, and opening it has to end. */
 #define MAX_DEPTH 48
 #define MAX_COMPARED ((size_t)1 << 25)
 
 typedef struct region {
     int ndim;
-    ar_dump_box box; /* its `global` and `extent` */
+    ar_dump_box box; /* the box, by its `global` and `extent` */
 } region;
 
 const char *ari_region_text(char text[ARI_REGION_TEXT], int ndim, const size_t *start, const size_t *extent)
@@ -65,7 +65,7 @@ static bool overlap(ari_cover *result, int ndim, const ari_cover_box *a, const a
     return true;
 }
 
-/* Boxes that no plane separates: two of them overlap, or they are wound around each other. */
+/* Compares all boxes in pairs if no plane separates them: two of them overlap, or they are interlocked. */
 static void compare_all(ari_cover *result, const region *r, const ari_cover_box *box, size_t n)
 {
     size_t covered = 0;
@@ -88,7 +88,8 @@ static void compare_all(ari_cover *result, const region *r, const ari_cover_box 
 
 static void divide(ari_cover *result, const region *r, ari_cover_box *box, size_t n, int depth);
 
-/* Sorts the boxes along d and divides them wherever all before end and all others begin. False: that is nowhere. */
+/* Sorts the boxes along d and splits them wherever all earlier boxes end before all later ones begin. Returns false if
+ * there is no such place. */
 static bool divide_along(ari_cover *result, const region *r, ari_cover_box *box, size_t n, int depth, int d)
 {
     size_t first_box = 0, end = r->box.global[d];

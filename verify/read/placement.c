@@ -10,7 +10,7 @@
 #include "ref/io/json.h"
 #include "ref/placement/placement_private.h"
 
-/* The location of a text, for messages: "InvalidPlacement: FILE: tensor 'NAME'". */
+/* Where a text is, for messages: "InvalidPlacement: FILE: tensor 'NAME'". */
 typedef struct reading {
     ari_placement *p;
     const char *file;
@@ -28,7 +28,7 @@ static ar_status invalid(const char *location, const char *problem)
     return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: %s", location, problem);
 }
 
-/* An array of n integers, or of any number up to AR_ST_MAX_DIMS where *n is -1 (which becomes it). */
+/* Reads an array of n integers. With *n == -1, accepts up to AR_ST_MAX_DIMS integers and sets *n. */
 static ar_status read_numbers(const json_t *array, const char *key, int *n, size_t *out, const char *location)
 {
     const size_t size = json_array_size(array);
@@ -46,7 +46,7 @@ static ar_status read_numbers(const json_t *array, const char *key, int *n, size
     return AR_OK;
 }
 
-/* Refuses keys that mean nothing: a misspelt one would be silently without effect. */
+/* Refuses unknown keys, because a misspelt key would have no effect. */
 static ar_status known_keys(const json_t *object, const char *const *allowed_keys, size_t n, const char *location)
 {
     const char *key = ari_json_unknown_key(object, allowed_keys, n);
@@ -151,7 +151,7 @@ static ar_status read_own(reading *r, ari_placed *t, const json_t *value)
     return partial == NULL ? AR_OK : read_partial(r->p, t, partial, location);
 }
 
-/* PyTorch may come to say more; what it says now is all that is needed. */
+/* Reads the keys that are needed; later versions of PyTorch may add others. */
 static ar_status read_dcp(reading *r, ari_placed *t, const json_t *value)
 {
     return read_numbers(json_object_get(value, "saved_offsets"), "saved_offsets", &t->ndim, t->offset,
@@ -322,7 +322,7 @@ static ar_status misplaced(const char *file, const ar_st_entry *e, const char *p
                         ARI_SHOW(e->name), ARI_SHOW_SHAPE(e->ndim, e->shape), problem);
 }
 
-/* The box lies in the file's tensor, and in the full one where its shape is told. */
+/* Checks that the box lies within the file's tensor, and within the full tensor if its shape is known. */
 static ar_status check_box(const ar_dump_box *b, const size_t *local, const ari_placed *t, const ar_st_entry *e,
                            const char *file)
 {
@@ -336,7 +336,7 @@ static ar_status check_box(const ar_dump_box *b, const size_t *local, const ari_
     return AR_OK;
 }
 
-/* Every element of the file's tensor is in one of its boxes. */
+/* Checks that every element of the file's tensor is in one of its boxes. */
 static ar_status check_local(const ari_placed *t, const ar_st_entry *e, const char *file)
 {
     ARI_OWNED ari_cover_box *cover = NULL;
@@ -355,7 +355,7 @@ static ar_status check_local(const ari_placed *t, const ar_st_entry *e, const ch
                      result.fault == ARI_COVER_GAP ? "its boxes have fewer elements" : "its boxes overlap in the file");
 }
 
-/* Box i of those that are told, or all of the entry. */
+/* Gets box i, or the whole entry if no boxes are given. */
 static ar_status resolve_box(ar_dump_box *b, size_t i, const ari_placed *t, const ar_st_entry *e, const char *file)
 {
     static const size_t origin[AR_ST_MAX_DIMS];

@@ -60,7 +60,7 @@ static ar_status read_sum(const ar_dump_tensor *t, size_t start, size_t count, c
         const size_t n = count - offset < BLOCK ? count - offset : BLOCK;
         double total[BLOCK];
         for (size_t i = 0; i < n; i++)
-            total[i] = -0.0; /* to which every x adds up to x */
+            total[i] = -0.0; /* -0, because adding any x to it gives x */
         sum s = {t, start + offset, total};
         AR_TRY(each_run(t, s.start, n, add_run, &s));
         AR_TRY(ari_values_of_f64(t->dtype, total, n, out + offset * bytes));
@@ -90,10 +90,10 @@ ar_status ar_dump_read(const ar_dump_tensor *t, size_t start, size_t count, void
 /* --- converted ---------------------------------------------------------------------------------------------------- */
 typedef struct numbers {
     const ar_dump_tensor *t;
-    double *f64; /* one of the two */
+    double *f64; /* values as float or as double; one of the two pointers is set */
     float *f32;
-    size_t start; /* element of the tensor that stands first there */
-    size_t added; /* elements so far */
+    size_t start; /* index in the full tensor of the first element */
+    size_t added; /* number of elements so far */
 } numbers;
 
 static ar_status convert(const numbers *o, const void *raw, size_t count, size_t out_offset)

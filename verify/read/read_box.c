@@ -4,13 +4,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A box as rows of the full tensor, the longest possible: dimensions that lie without a gap in the full tensor and in
- * the file are one. */
+/* A box as a set of rows of the full tensor, as long as possible: dimensions that are contiguous both in the full
+ * tensor and in the file are merged. */
 typedef struct rows {
-    int dims;                                                                   /* over which the rows are counted */
+    int dims;                                                                   /* number of dimensions over which
+                                                                                   rows are counted */
     size_t extent[AR_ST_MAX_DIMS], full[AR_ST_MAX_DIMS], local[AR_ST_MAX_DIMS]; /* steps, in elements */
     size_t full_start, local_start;
-    size_t width, step; /* of a row; in the file */
+    size_t width, step; /* elements in a row; distance of elements in the file */
     size_t count;
 } rows;
 
@@ -42,7 +43,8 @@ const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, co
     return bytes == 0 && b->offset != 0 ? NULL : (const char *)p->entry->data + b->offset * bytes;
 }
 
-/* Adds a dimension outside of those there are, or lengthens the outermost. Dimensions stand innermost first. */
+/* Adds a dimension outside of the existing ones, or extends the outermost one. Dimensions are ordered from the
+ * innermost. */
 static void add_dim(rows *r, size_t extent, size_t full, size_t local)
 {
     const int outermost = r->dims - 1;
@@ -81,7 +83,7 @@ static rows rows_of(const ar_dump_tensor *t, const ar_dump_box *b)
     return r;
 }
 
-/* The start of row `i`; index: its coordinates. */
+/* Computes the start of row `i`; index: its coordinates. */
 static void row_at(const rows *r, size_t i, size_t *index, size_t *full, size_t *local)
 {
     *full = r->full_start;
@@ -107,7 +109,7 @@ static void next_row(const rows *r, size_t *index, size_t *full, size_t *local)
     }
 }
 
-/* The first row that ends behind `start`; rows ascend. */
+/* Finds the first row that ends after `start`; rows ascend. */
 static size_t first_row(const rows *r, size_t start)
 {
     size_t low = 0, high = r->count, index[AR_ST_MAX_DIMS], full, local;
@@ -122,7 +124,7 @@ static size_t first_row(const rows *r, size_t start)
     return low;
 }
 
-/* The part of the row starting there that is among the full tensor's elements [start, end). */
+/* Returns the part of the row that lies within the full tensor's elements [start, end). */
 static ari_dump_run run_of(const rows *r, const char *data, size_t bytes, size_t full, size_t local, size_t start,
                            size_t end)
 {
@@ -153,8 +155,8 @@ ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_part *p, cons
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
 
-/* Columns that are copied for all rows before the next ones: so many lines of the file are in use at a time, and each
- * is used up before it is left. */
+/* Number of columns that are copied for all rows before the next columns. So many lines of the file are used at a time,
+ * and each is read completely before the copy moves on. */
 #define TILE 16
 
 #define TRANSPOSE(type)                                                                                  \
@@ -163,8 +165,8 @@ ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_part *p, cons
             memcpy(out + (i * full + k) * sizeof(type), in + i * sizeof(type) + k * step, sizeof(type)); \
     return
 
-/* n rows of `width` elements, `full` elements apart, which lie next to each other in the file column by column, `step`
- * bytes apart. */
+/* Copies n rows of `width` elements that are `full` elements apart in the output and stored column by column in the
+ * file, `step` bytes apart. */
 static void copy_tile(char *out, size_t full, const char *in, size_t step, size_t n, size_t width, size_t bytes)
 {
     switch (bytes) {
@@ -187,7 +189,8 @@ void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes)
         copy_tile(out, 0, run->data, run->step, 1, run->count, bytes);
 }
 
-/* Rows from row i on that are copied together: whole ones, of the innermost dimension over which rows are counted. */
+/* Returns how many rows from row i on are copied together: whole rows along the innermost dimension over which rows are
+ * counted. */
 static size_t rows_together(const rows *r, const size_t *index, size_t full, size_t start, size_t end)
 {
     if (r->dims == 0 || r->local[0] != 1 || r->step == 1 || full < start || end - full < r->width)

@@ -12,7 +12,7 @@
 typedef struct copy {
     const ar_dump_part *part;
     const ar_dump_box *box;
-    size_t start; /* its first element: boxes that are not copies of each other have different ones */
+    size_t start; /* index of its first element, which differs between boxes that are not copies of each other */
 } copy;
 
 typedef struct pair {
@@ -67,7 +67,7 @@ static ar_status compare_with_run(void *user, const ari_dump_run *a)
     return ari_dump_each_run(p->t, p->copies[1]->part, p->copies[1]->box, a->full, a->count, compare_run, p);
 }
 
-/* Elements of less than a byte, `bits` apart: only whole tensors have them. */
+/* Compares elements smaller than a byte, `bits` apart. Only whole tensors have such elements. */
 static void compare_bits(pair *p, const unsigned char *x, const unsigned char *y, size_t count, size_t bits)
 {
     for (size_t i = 0; i < count; i++)
@@ -138,7 +138,8 @@ static size_t list_copies(const ar_dump_tensor *t, copy *list)
     return n;
 }
 
-/* Copies of one box; of summands, as many in each copy, each with its like. */
+/* Compares the copies of one box. If ranks hold summands, each copy has the same number of them, and corresponding
+ * summands are compared. */
 static ar_status compare_group(pair *p, const copy *list, size_t n, bool *found, ar_dump_disagreement *out)
 {
     const size_t terms = n / (size_t)list->box->replicas;

@@ -58,7 +58,7 @@ static const ari_role_place places[ARI_ROLES] = {
     [ARI_UP_SUM] = {20, 23},
     [ARI_ACTIVATION] = {21, 12},
     [ARI_DOWN] = {22, 11},
-    [ARI_ROUTER] = {23, 22}, /* "mlp.gate", as a gated MLP's GATE_SUM, whose UP_SUM comes after it too */
+    [ARI_ROUTER] = {23, 22}, /* "mlp.gate": the GATE_SUM of a gated MLP, which is followed by UP_SUM */
     [ARI_ROUTER_BIAS] = {23, 22},
     [ARI_CHOSEN] = {24, 0},
     [ARI_ROUTES] = {25, 20},
@@ -89,11 +89,11 @@ static const ari_role_place places[ARI_ROLES] = {
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-/* Further names. tail: the end of a name that stands for it outside of a layer; NULL: it is in the path's last
- * component, as in the families. */
+/* Further names. tail: the end of a name that identifies the entry outside of a layer; NULL: the path's last component
+ * identifies it, as in the families. */
 static const struct extra_entry {
     ari_role role;
-    const char *path; /* NULL: it has no place in the order */
+    const char *path; /* NULL: the entry has no position in the order */
     const char *tail;
 } extra_entries[] = {
     {ARI_EMBEDDED, "drop", NULL},
@@ -167,10 +167,12 @@ static const struct extra_entry {
  * ones, and "*" in it is any number. */
 typedef struct entry {
     ari_role role;
-    const char *module; /* "self_attn" of "self_attn.probs", whose path is "probs"; NULL: all of it is in the path */
+    const char *module; /* "self_attn" for "self_attn.probs", whose path is "probs"; NULL: the path contains the
+                           module */
     const char *path, *tail;
     bool in_out;
-    size_t of_parts, part, of_values, value, extra; /* the next ones: of which family, and which of it */
+    size_t of_parts, part, of_values, value, extra; /* position of the following entries: family index, and index
+                                                       within the family */
 } entry;
 
 static const char *leaf_of(const entry *e)
@@ -187,7 +189,7 @@ static bool next_part(entry *e, const ari_family *f)
     e->role = p->role;
     e->path = p->path;
     if (p->path && strcmp(leaf_of(e), "dense") == 0)
-        e->tail = p->path; /* alone it is any layer */
+        e->tail = p->path; /* without a path it is any layer */
     return p->path != NULL;
 }
 
@@ -198,7 +200,9 @@ static bool next_value(entry *e, const ari_family *f)
         return false;
     e->path = e->path[0] ? e->path : e->module;
     e->module = e->path != e->module && e->module[0] ? e->module : NULL;
-    e->tail = e->role == ARI_MTP_HEAD ? e->path : e->role == ARI_MTP_TOKENS ? "*.embed_tokens" : NULL; /* alone: any */
+    e->tail = e->role == ARI_MTP_HEAD     ? e->path
+              : e->role == ARI_MTP_TOKENS ? "*.embed_tokens"
+                                          : NULL; /* without a path, any name */
     return true;
 }
 
@@ -237,7 +241,8 @@ size_t ari_ending(const char *path, size_t n, const char *suffix)
     return n - pos;
 }
 
-/* True if a path of n bytes ends in `suffix`; gives the byte before it, or 0 at the path's beginning. */
+/* Returns true if a path of n bytes ends in `suffix`; *before: the byte before the suffix, or 0 if the suffix is the
+ * whole path. */
 static bool ends_behind(const char *path, size_t n, const char *suffix, char *before)
 {
     const size_t m = ari_ending(path, n, suffix);
@@ -254,8 +259,8 @@ static bool ends_in(const char *path, size_t n, const char *suffix)
     return ends_behind(path, n, suffix, &before) && (before == '\0' || before == '.');
 }
 
-/* True if it ends in an entry's whole path; the first component of an entry with dots may be a suffix, as "attn.q" is
- * of "self_attn.q". */
+/* Returns true if the path ends in an entry's whole path. The first component of a dotted entry may match only as a
+ * suffix, as "attn.q" matches "self_attn.q". */
 static bool ends_in_entry(const char *path, size_t n, const entry *e)
 {
     const char *suffix = e->tail ? e->tail : e->path;
@@ -279,8 +284,9 @@ static bool is_entry(const char *path, size_t n, const entry *e)
 
 /* --- looking up --------------------------------------------------------------------------------------------------- */
 
-/* All entries, in order. A name can be an entry's only where its last component is: a byte of that one's hash finds the
- * few that are held against it. hash[0]: of the path's last component; hash[1]: of the tail's where there is one. */
+/* All entries, in order. A name can match an entry only if their last components agree, so a byte of the last
+ * component's hash selects the few entries to compare. hash[0]: of the path's last component; hash[1]: of the tail's,
+ * if there is a tail. */
 enum { MOST_ENTRIES = 1024 };
 static struct {
     entry entry[MOST_ENTRIES];
@@ -307,8 +313,8 @@ static void make_vocabulary(void)
     }
 }
 
-/* The next entry from `index` on whose last component may be that of a path of n bytes, its tail's or its path's; NULL:
- * none. */
+/* Finds the next entry from `index` on whose last component (of the tail or the path) may equal that of a path of n
+ * bytes; NULL: none. */
 static const entry *find_entry(size_t *index, bool tail, const char *path, size_t n)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

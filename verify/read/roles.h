@@ -16,42 +16,46 @@ typedef struct ari_role_place {
 /** Static storage. */
 const ari_role_place *ari_role_place_of(ari_role role);
 
-/** The bytes at the end of a path of n bytes that are `suffix`, in which "*" is any number; 0: it ends otherwise. */
+/** Returns the number of bytes at the end of a path of n bytes that match `suffix`, in which "*" stands for any number;
+ *  0: no match. */
 size_t ari_ending(const char *path, size_t n, const char *suffix);
 /** The role of all that follows a layer's number, n bytes without ".weight" or ".bias". */
 ari_role ari_role_in_layer(const char *path, size_t n);
-/** The role of a path outside of layers, before or after them, by its last components. */
+/** Returns the role of a path before or after the layers, by its last components. */
 ari_role ari_role_outside(const char *path, size_t n, ari_section section);
 
 typedef struct ari_module_name {
     ari_role role;
-    bool in_out; /* its weight is stored [in, out] */
+    bool in_out; /* true if the weight is stored as [in, out] */
 } ari_module_name;
-/** A name's module by the last components, wherever it is; n bytes, with or without ".weight" or ".bias". */
+/** Finds a name's module by the last components, wherever they are; n bytes, with or without ".weight" or ".bias". */
 ari_module_name ari_module_of(const char *name, size_t n);
 
-/* Identity of a dump's tensor and its place in a training step, as far as its name and its file's name show them
+/* The identity of a dump's tensor and its position in a training step, derived from its name and its file's name
  * (models.md, pytorch.md). The names of Hugging Face's Llama and GPT-2, of Megatron and of this project's stack are
- * known; others are placed by their numbers. */
+ * known; other names are ordered by their numbers. */
 
 enum { ARI_AT_LAYERS = 1 };
 
-/* Borrows the name. Smaller keys come first: steps, passes of a step, parts of the model, layers, modules of a layer,
- * names with numbers compared as numbers. Backward, parts, layers and modules run from the last to the first. */
+/* The key borrows the name. Keys sort by step, pass within a step, part of the model, layer, module within a layer, and
+ * name with embedded numbers compared as numbers. In the backward pass, parts, layers and modules run from the last to
+ * the first. */
 typedef struct ari_order_key {
     const char *name;
     size_t stem;                      /* bytes of the name without ":fwd" and "@2" */
-    char pass;                        /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' as in models.md; 'w' weights; '?' not known */
-    int step;                         /* 1, 2, .. */
+    char pass;                        /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' as in models.md; 'w' for weights; '?' if
+                                         unknown */
+    int step;                         /* step number from 1 */
     int phase, section, module, part; /* section: before the layers, ARI_AT_LAYERS, unknown, after the layers */
     long layer;
-    bool further; /* what only a block for a further token has */
+    bool further; /* true for a module that only a block for a further token has */
 } ari_order_key;
 
-/** `path`: the dump the tensor is from, for names without a pass; NULL: unknown. */
+/** Derives the key. `path`: the dump that contains the tensor, for names without a pass; NULL: unknown. */
 ari_order_key ari_order_of(const char *name, const char *path);
-/** Blocks for further tokens have the numbers after the layers', and run after the head: of a dump's keys, first each
- *  finds how many layers there are (LONG_MAX before), then each is placed by that. */
+/** Positions a key's layer. Blocks that predict further tokens are numbered after the layers but run after the head.
+ *  First the function is called on all keys to find the number of layers (starting with LONG_MAX), then on each key
+ *  with that number. */
 long ari_order_layers(const ari_order_key *key, long layers);
 void ari_order_further(ari_order_key *key, long layers);
 
@@ -64,7 +68,8 @@ typedef struct ari_walk {
     const ar_dump_tensor *t;
     ari_order_key key;
 } ari_walk;
-/** True if a relation can read the tensor's values: it is not NULL, has any, and they are real and of whole bytes. */
+/** Returns true if a relation can read the tensor's values: the tensor is not NULL and not empty, and its values are
+ *  real and of whole bytes. */
 bool ari_is_readable(const ar_dump_tensor *t);
 /** Such a tensor by name; NULL, also if the dump is NULL. */
 const ar_dump_tensor *ari_find_readable(const ar_dump *d, const char *name);

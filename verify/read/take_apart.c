@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of a dump that become others: boxes of them under names of their own, or themselves in another shape or
- * order. Nothing is copied: the boxes of their parts are cut. */
+/* Derives tensors from tensors of a dump: boxes under new names, or the same data in another shape or order. Values are
+ * not copied; only the boxes of the parts change. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 /* --- boxes -------------------------------------------------------------------------------------------------------- */
 
-/* Leaves the first dimensions out, of which there is one element each. */
+/* Removes the first dimensions, each of which has one element. */
 static void drop_dims(ar_dump_box *b, int ndim, int drop)
 {
     for (int d = 0; d + drop < ndim; d++) {
@@ -21,7 +21,8 @@ static void drop_dims(ar_dump_box *b, int ndim, int drop)
     }
 }
 
-/* Makes two dimensions of the first, the second of `fold` elements. False: the box has parts of such rows. */
+/* Splits the first dimension into two; the second one has `fold` elements. Returns false if the box contains part of
+ * such a row. */
 static bool unfold_box(ar_dump_box *b, int ndim, size_t fold)
 {
     if (b->global[0] % fold != 0 || b->extent[0] % fold != 0)
@@ -60,7 +61,7 @@ static void exchange(size_t x[2])
     x[1] = saved;
 }
 
-/* *has_overlap: whether the box has anything of the cut. False: it cannot be cut so. */
+/* Intersects a box with a cut. *has_overlap: whether they overlap. Returns false if the box cannot be cut there. */
 static bool cut_box(ar_dump_box *dst, bool *has_overlap, const ar_dump_box *src, int ndim, const ari_tensor_cut *c)
 {
     *has_overlap = ari_dump_box_cut(dst, src, ndim, c->start, c->extent);
@@ -96,7 +97,7 @@ static void set_shape(ar_dump_tensor *t, const ar_dump_tensor *src, const ari_te
     t->whole = c->drop == 0 && t->count == src->count ? src->whole : NULL;
 }
 
-/* *fits false: a box cannot be cut. Parts that have nothing of it are left out. */
+/* Cuts a tensor. *fits false: a box cannot be cut. Parts that do not overlap with the cut are left out. */
 static ar_status cut_tensor(ar_dump_tensor *t, ari_arena *arena, bool *fits, const ar_dump_tensor *src,
                             const ari_tensor_cut *c)
 {
@@ -155,9 +156,9 @@ void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t ro
 /* --- a dump ------------------------------------------------------------------------------------------------------- */
 
 typedef struct taking {
-    ar_dump_tensor *tensor; /* the dump's next ones */
+    ar_dump_tensor *tensor; /* the next free tensors of the dump */
     size_t tensors, cap_tensors;
-    ari_arena *arena; /* the dump's, for what they hold */
+    ari_arena *arena; /* the dump's arena, for the tensors' memory */
     bool any;         /* some tensor was cut */
 } taking;
 
@@ -168,7 +169,7 @@ static ar_status keep_tensor(taking *k, const ar_dump_tensor *t)
     return AR_OK;
 }
 
-/* All cuts of a tensor, or none. */
+/* Applies all cuts to a tensor, or none. */
 static ar_status take_all(taking *k, const ar_dump_tensor *t, const ari_tensor_cuts *cuts)
 {
     const size_t tensors = k->tensors;
@@ -181,7 +182,7 @@ static ar_status take_all(taking *k, const ar_dump_tensor *t, const ari_tensor_c
     k->any = k->any || fits;
     if (fits)
         return AR_OK;
-    k->tensors = tensors; /* what was taken ends with the dump */
+    k->tensors = tensors; /* the new tensors live as long as the dump */
     return keep_tensor(k, t);
 }
 
@@ -204,7 +205,7 @@ ar_status ari_dump_split(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user)
 
 /* --- samples ------------------------------------------------------------------------------------------------------ */
 
-/* The boxes of a box's samples, each at its new place; how many they are. */
+/* Splits a box into the boxes of its samples, each at its new position. Returns their number. */
 static size_t split_box(ar_dump_box *dst, const ar_dump_box *src, size_t rows, const size_t *place)
 {
     size_t n = 0;

@@ -67,8 +67,8 @@ void ari_rank_metadata(const char *pair[2 * ARI_RANK_METADATA], char *const text
 }
 
 /* --- what a file says of itself ----------------------------------------------------------------------------------- */
-/* Placement of a rank's tensors for its file, as ari_placement_parse reads it. Without memory jansson makes NULL of a
- * value and refuses to put a NULL into another: the error is reported once, at the end. */
+/* Returns the placement of a rank's tensors for the rank's file, as ari_placement_parse reads it. If memory is short,
+ * jansson returns NULL and refuses to insert a NULL, so the error is reported once, at the end. */
 
 static json_t *whole_or_none(json_t *o, int failed)
 {
@@ -84,7 +84,7 @@ static json_t *saved_offsets(const ari_placed *t)
     return json_pack("{s:o}", "saved_offsets", ari_json_sizes(t->offset, (size_t)t->ndim));
 }
 
-/* The dimensions of the mesh that it is to be summed over. */
+/* Adds the mesh dimensions over which the tensor is a partial sum. */
 static json_t *partial_over(const ari_placement *p, const ari_placed *t)
 {
     json_t *list = json_array();
@@ -182,7 +182,7 @@ typedef struct contents {
     ar_st_tensor *tensor;
     ari_placed *placed;
     size_t n;
-    ari_arena *arena; /* of these, and of tensors that do not lie row-major in memory */
+    ari_arena *arena; /* memory for these and for copies of tensors that are not row-major */
 } contents;
 
 static ar_status check_value(const ar_dump_value *v)
@@ -203,7 +203,7 @@ static ar_status check_value(const ar_dump_value *v)
 }
 
 /* --- one file ----------------------------------------------------------------------------------------------------- */
-/* The box of the local tensor, where it lies if that is row-major, else copied. */
+/* Gets a box of the local tensor: a pointer into the tensor if the box is row-major, otherwise a copy. */
 static ar_status box_data(const void **data, ari_arena *arena, const ar_tensor *local, const ar_box *b)
 {
     ar_dump_tensor box_tensor = {.dtype = local->dtype, .ndim = local->ndim};
@@ -295,7 +295,7 @@ typedef struct job {
     const char *const *metadata;
     size_t n_meta;
     ari_boxes *boxes; /* [n] */
-    char **order;     /* [n] names, borrowed */
+    char **order;     /* [n] names; borrowed */
     ari_arena arena;
 } job;
 
@@ -327,7 +327,7 @@ done:
     return st;
 }
 
-/* Files of further boxes that an earlier dump into this folder had, and this one has not. */
+/* Removes files of further boxes left by an earlier dump that this dump does not write. */
 static ar_status remove_others(const job *j, size_t files)
 {
     for (size_t k = files; k < AR_MAX_BOXES; k++) {

@@ -8,8 +8,9 @@
 /* Effect on the quotient of the update's own dozen roundings, in the run and in the reference. */
 static const double ROUNDINGS = 0x1p-20;
 
-/* m = (1-b1) sum b1^j g_j and v = (1-b2) sum b2^j g_j^2, j steps ago; by Cauchy and Schwarz
- * m^2 <= (1-b1)^2 sum (b1^2/b2)^j * v/(1-b2). Their biases divide m by 1-b1^t and v by 1-b2^t. */
+/* Derivation: m = (1-b1) sum b1^j g_j and v = (1-b2) sum b2^j g_j^2, where g_j is the gradient j steps ago. By the
+ * Cauchy-Schwarz inequality m^2 <= (1-b1)^2 sum (b1^2/b2)^j * v/(1-b2). Bias correction divides m by 1-b1^t and v by
+ * 1-b2^t. */
 double ari_adam_reach(const ar_optimizer_options *o, int t)
 {
     const double ratio = o->beta1 > 0.0 ? o->beta1 * o->beta1 / o->beta2 : 0.0;
@@ -21,26 +22,26 @@ double ari_adam_reach(const ar_optimizer_options *o, int t)
     return (1.0 - o->beta1) / (1.0 - pow(o->beta1, t)) * sqrt((1.0 - pow(o->beta2, t)) / (1.0 - o->beta2) * sum);
 }
 
-/* One element of a parameter, up to a step. */
+/* State of one parameter element after some steps. */
 typedef struct element {
-    double square, doubt; /* second moments: of its gradients, and of what these may be off */
+    double square, doubt; /* second moments: of the gradients, and of the gradients' allowances */
     double extra;
 } element;
 
-/* State that the elements of one parameter share in a step. */
+/* State that all elements of one parameter share in a step. */
 typedef struct adam_step {
     const ari_ref_tensor *grad, *new;
-    const float *old; /* the weights before it */
+    const float *old; /* the weights before the step */
     double old_allowed;
     const uint8_t *rounds;
-    double clip, clip_most; /* the clip factor; it may be as far from it as clip_most, on either side */
-    double decay, shrink;   /* weight decay as part of the gradient (Adam), as a factor (AdamW) */
+    double clip, clip_most; /* the clip factor, and its largest possible error in either direction */
+    double decay, shrink;   /* weight decay as a term of the gradient (Adam) and as a factor of the weight (AdamW) */
     double beta2, bias2, eps, reach;
 } adam_step;
 
-/* The root of a second moment is a norm, so that s, the gradients', is off by the doubt's, d, at most; the first moment
- * is off by reach/lr * d. The quotient m/(s + eps) is then off by at most 2 reach/lr * d/(s - d + eps), and in no case
- * by more than 2 reach/lr. */
+/* The root of a second moment is a norm. Hence s, the root for the gradients, is off by at most d, the root for the
+ * allowances. The first moment is off by at most reach/lr * d. The quotient m/(s + eps) is then off by at most 2
+ * reach/lr * d/(s - d + eps), and in no case by more than 2 reach/lr. */
 static void advance(element *e, const adam_step *s)
 {
     for (size_t i = 0; i < s->new->count; i++, e++) {
@@ -73,16 +74,16 @@ static double stored_off(const ari_ref_tensor *t, const ari_adam_case *c)
     return t->ndim == 2 && steps > 1.0 ? 0.5 * steps * ari_step_of_largest(t) : 0.0;
 }
 
-/* *off: of the weights that the next step updates; what is stored is rounded besides. */
+/* *off: allowance of the weights that the next step updates. Stored weights are rounded in addition. */
 static ar_status keep_allowance(double *off, ari_ref_tensor *t, const element *e, const adam_step *s,
                                 const ari_adam_case *c)
 {
     *off = s->shrink * s->old_allowed + 2.0 * ari_step_of_largest(t) + ROUNDINGS * s->reach;
-    /* QK-Clip multiplies biases by a factor of other tensors, which were moved. */
+    /* QK-Clip multiplies biases by a factor that depends on other tensors, which may be off too. */
     if (t->ndim == 1 && c->optimizer->qk_clip > 0.0)
         *off = fmax(*off, t->allowed);
     t->allowed = *off + stored_off(t, c);
-    if (!t->allowed_each) /* there is one where the gradients' allowances have changed since */
+    if (!t->allowed_each) /* an array exists if the gradients' allowances have changed since */
         AR_TRY(ARI_ALLOC(&t->allowed_each, t->count, t->name));
     for (size_t i = 0; i < t->count; i++)
         t->allowed_each[i] = (float)e[i].extra;
@@ -108,7 +109,7 @@ static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, co
     if (norm_index < ref->count) {
         const double norm = (double)ref->tensor[norm_index].values[0] + 1e-6;
         s.clip = fmin(1.0, c->clip / norm);
-        /* A smaller norm makes it larger, by more than a larger one makes it smaller, but no more than 1. */
+        /* A smaller norm increases the clip factor by more than a larger norm decreases it, but not beyond 1. */
         s.clip_most = fmin(1.0, c->clip / fmax(norm - ref->tensor[norm_index].allowed, 1e-6));
         s.clip_most =
             fmax(s.clip_most, s.clip + fmax(0.0, s.clip - c->clip / (norm + ref->tensor[norm_index].allowed)));
@@ -119,7 +120,7 @@ static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, co
 static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initial, const ari_adam_case *c)
 {
     const float *old = initial->values;
-    double old_allowed = stored_off(initial, c); /* the initial values are exact but for that */
+    double old_allowed = stored_off(initial, c); /* apart from this rounding, the initial values are exact */
     ARI_OWNED element *e = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&e, initial->count, initial->name));
     for (int t = 1; t <= c->steps; t++) {
@@ -140,7 +141,7 @@ static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initi
     return AR_OK;
 }
 
-/* Muon keeps no second moment of what it updates itself. */
+/* Returns true if Adam updates the parameter. Muon keeps no second moment for the parameters that it updates itself. */
 static bool is_by_adam(const ari_reference *ref, const ari_adam_case *c, const char *name)
 {
     return c->optimizer->kind != AR_OPTIMIZER_MUON || ari_reference_find_in(ref, name, 'v', 1) < ref->count;

@@ -176,7 +176,7 @@ bool ari_reference_is_weight(const ari_reference *r, size_t tensor)
     const ari_ref_tensor *t = &r->tensor[tensor];
     if (t->pass == 'n')
         return t->step == last_step(r);
-    /* Initial ones come first in the list, updates last. */
+    /* Initial values are emitted first, and updates last. */
     return t->pass == 'i' && !strchr("nmv", r->tensor[r->count - 1].pass);
 }
 

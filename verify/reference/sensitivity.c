@@ -19,7 +19,7 @@
 
 typedef struct format {
     ar_noise_units noise;
-    double stored; /* unit round-off of the format that tensors are stored in */
+    double stored; /* unit roundoff of the format in which tensors are stored */
 } format;
 
 #define MIXED(u)                                                                   \
@@ -54,32 +54,34 @@ ar_sensitivity ari_sensitivity_of_precision(ar_precision p)
 /* --- what runs beside the reference say --------------------------------------------------------------------------- */
 
 enum { KINK_RUNS = 6 };
-/* Half of the slopes, drawn, have at least half of the root mean square effect that any of them have. */
+/* At least half of the randomly drawn slopes have at least half of the largest root mean square effect. */
 static const double KINK_SAFETY = 2.0;
 
 typedef struct measuring {
     const ari_sensitivity_case *c;
     ari_reference *ref;
     bool fills;       /* the run without noise fills the reference */
-    float **beyond;   /* [ref->count] binary64 - reference, element by element, of the run without noise */
-    uint8_t **rounds; /* [ref->count], of gradients: elements that are not zero in every run */
-    size_t *argument; /* [ref->count], of gradients of what goes into a kink: it; else ref->count */
-    double *kinked;   /* [ref->count] largest difference that slopes in doubt make */
-    float **doubt;    /* [ref->count], of weights after Adam: how much more of `beside` a step has; NULL: none yet */
+    float **beyond;   /* [ref->count] for each element: binary64 value minus reference, in the run without noise */
+    uint8_t **rounds; /* [ref->count] for gradients: marks elements that are nonzero in some run */
+    size_t *argument; /* [ref->count] for the gradient of a kink's argument: the index of the argument, otherwise
+                         ref->count */
+    double *kinked;   /* [ref->count] largest difference caused by uncertain slopes */
+    float **doubt;    /* [ref->count] for weights after Adam: the further part of `beside` in a step; NULL: none yet */
     size_t capacity;  /* of beyond and rounds */
-    ari_arena arena;  /* of all but these two lists */
+    ari_arena arena;  /* memory for everything except these two lists */
 } measuring;
 
-/* One run. */
+/* One measured run. */
 typedef struct measured_run {
     measuring *m;
-    uint64_t seed; /* 0: without noise */
+    uint64_t seed; /* seed of the noise; 0: no noise */
     int step;
-    bool kinked;    /* without noise: arguments in doubt are on one side of their kink or the other: */
-    uint32_t sides; /* 2n and 2n + 1 on opposite ones; 0 and 1: all of them on one side (is_whole) */
-    size_t bent;    /* the tensor whose slopes are asked for */
+    bool kinked;    /* true for a run without noise in which arguments near a kink are moved to one of its sides: */
+    uint32_t sides; /* runs 2n and 2n + 1 choose opposite sides; in runs 0 and 1 all arguments are on one side
+                       (is_whole) */
+    size_t bent;    /* the tensor for which slopes are currently computed */
     double *spread; /* [ref->count] largest |noisy - quiet| */
-    bool tells;     /* of those at once, the calling thread's */
+    bool tells;     /* true for the calling thread's run, which reports progress for all concurrent runs */
 } measured_run;
 
 static void begin_step(void *user, int step)
@@ -90,8 +92,8 @@ static void begin_step(void *user, int step)
         ari_reference_begin(r->m->ref, step);
 }
 
-/* A gradient that no run has other than zero (an id that does not occur) is zero whatever rounding does. Runs at once
- * write the same byte. */
+/* Marks nonzero elements. A gradient that is zero in all runs (for example of a token id that does not occur) is zero
+ * under any rounding. Concurrent runs write the same byte. */
 static void note_zeros(const measuring *m, size_t i, const double *values)
 {
     const ari_ref_tensor *t = &m->ref->tensor[i];
@@ -112,14 +114,15 @@ static ar_status keep_quiet(measuring *m, size_t i, const double *values)
     return AR_OK;
 }
 
-/* From the run without noise. Values that are not finite say nothing of rounding: they are left out. */
+/* Measures the deviation from the run without noise. Values that are not finite are left out, as they show nothing
+ * about rounding. */
 static double measure_deviation(const measuring *m, size_t i, const double *values, size_t k)
 {
     const double deviation = fabs(values[k] - (double)m->ref->tensor[i].values[k] - (double)m->beyond[i][k]);
     return isfinite(deviation) ? deviation : 0.0;
 }
 
-/* The reference's tensor that a run emits, *i, which the run without noise has too. */
+/* Finds the reference's tensor *i that a run emits, if the run without noise has emitted the tensor too. */
 static ar_status find(size_t *i, const measured_run *r, const char *name, char pass)
 {
     *i = ari_reference_find_in(r->m->ref, name, pass, r->step);
@@ -176,8 +179,8 @@ static ar_status hear_noisy(void *user, const char *name, char pass, int ndim, c
 
 /* --- updates in doubt --------------------------------------------------------------------------------------------- */
 
-/* Adam's step for a gradient of doubtful sign moves the next steps' tensors too, and three draws need not move one such
- * weight: runs once more, with every weight moved by a part of its allowance. */
+/* If the sign of a gradient is uncertain, Adam's step moves later tensors too, and three random runs may not move such
+ * a weight at all. Therefore one more set of runs moves every weight by a fraction of its allowance. */
 static const float *doubt_of(void *user, const char *name, int step, size_t count)
 {
     const measured_run *r = user;
@@ -205,9 +208,10 @@ static ar_status set_doubts(measuring *m)
 
 /* --- kinks -------------------------------------------------------------------------------------------------------- */
 
-/* Pairs of runs in which each slope in doubt is once the one and once the other. In the first pair all that may be are,
- * which no right run does: it tells what the argument's own gradient may be off by, element by element. What that does
- * to other tensors the drawn pairs tell, of the arguments that rounding itself was seen to carry over. */
+/* Returns true for the first pair of runs. In a pair, each uncertain slope takes one value in one run and the other
+ * value in the other. In the first pair all uncertain slopes change together, which no correct run does: it shows,
+ * element by element, how far the gradient of each argument may be off. The randomly drawn pairs show the effect on
+ * other tensors for arguments that rounding was seen to move across their kinks. */
 static bool is_whole(const measured_run *r)
 {
     return r->sides < 2;
@@ -219,7 +223,8 @@ static double safety_of(size_t elements)
     return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
 }
 
-/* If an argument may be on either side of a kink, so may its slope. The first noisy run notes a kink's arguments. */
+/* Chooses the slope at a kink. If an argument may be on either side of a kink, the slope may be either too. The first
+ * noisy run records the arguments of kinks. */
 static double kink_of(void *user, const char *argument, const char *gradient, int step)
 {
     measured_run *r = user;
@@ -243,14 +248,14 @@ static double slope_of(void *user, size_t element)
     return (double)((drawn ^ r->sides) & 1);
 }
 
-/* True if an argument may be on the other side of its kink, at 0; in later steps also due to earlier kinks. */
+/* Returns true if rounding may move an argument across its kink at 0; in later steps also because of earlier kinks. */
 static bool in_doubt(const measuring *m, size_t argument, size_t k)
 {
     const ari_ref_tensor *t = &m->ref->tensor[argument];
     return fabs((double)t->values[k] + (double)m->beyond[argument][k]) <= t->allowed + m->kinked[argument];
 }
 
-/* The gradient of an argument in doubt may be off by all of it, but no other element of that tensor is. */
+/* Allows the gradient of an uncertain argument to be off by its whole size, but no other element of the tensor. */
 static ar_status hear_kinked(void *user, const char *name, char pass, int ndim, const size_t *shape,
                              const double *values)
 {
@@ -334,7 +339,7 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
     for (size_t i = 0; i < m->ref->count; i++)
         m->argument[i] = m->ref->count;
     for (int i = 0; i < ARI_NOISE_SEEDS; i++) {
-        double *spread = runs[i].spread; /* of the runs before these, which had no doubts: written over */
+        double *spread = runs[i].spread; /* buffer of the earlier runs without uncertain slopes; overwritten */
         if (!spread)
             AR_TRY(ARI_TAKE(&spread, &m->arena, m->ref->count, "spreads"));
         runs[i] = (measured_run){.m = m, .seed = (uint64_t)i + 1, .spread = spread};
@@ -399,7 +404,7 @@ static ar_status measure(measuring *m)
     AR_TRY(ARI_TAKE(&m->argument, &m->arena, m->ref->count, "kinks"));
     AR_TRY(ARI_TAKE(&m->kinked, &m->arena, m->ref->count, "kinks"));
     AR_TRY(allow_once(m, runs));
-    /* In fp32 so few gradients are in doubt that right runs do not need it (numerics.md, section 7). */
+    /* In fp32 so few gradients are uncertain that correct runs do not need this (numerics.md, section 7). */
     if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && m->c->sensitivity != AR_SENSITIVITY_F32) {
         AR_TRY(set_doubts(m));
         AR_TRY(allow_once(m, runs));
@@ -422,7 +427,7 @@ ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *
 static ari_allowance allowance_of(const ari_ref_tensor *t)
 {
     ari_allowance a;
-    float extra = 0.0f; /* and not double, at which gcc 12 for aarch64 fails internally */
+    float extra = 0.0f; /* float, not double: gcc 12 for aarch64 has an internal error with double */
     for (size_t k = 0; t->allowed_each && k < t->count; k++)
         extra = fmaxf(extra, t->allowed_each[k]);
     (void)ari_dump_name(a.name, t->name, t->pass, (uint32_t)t->step); /* a reference's names fit */

@@ -21,13 +21,13 @@ typedef struct ari_sensitivity_case {
     /* Arguments of ar_baseline_run. */
     const ar_config *config;
     const ar_batch *batch;
-    /* NULL, or one run of something else as `o` says. Called on several threads at once. */
+    /* runs something else as `o` says, or NULL; called on several threads at once */
     ar_status (*run)(void *user, const ar_baseline_options *o);
     void *user;
-    ar_baseline_options options; /* of all runs; mode, noise and listeners are set here */
+    ar_baseline_options options; /* options of all runs; mode, noise and listeners are set here */
     ar_baseline_emit heard;      /* NULL, or hears the run without noise too, with heard_user */
     void *heard_user;
-    int threads;                                                      /* at most; 0: one */
+    int threads;                                                      /* maximum number of threads; 0: one */
     void (*progress)(void *user, double fraction, const char *label); /* NULL: no progress */
     void *progress_user;
 } ari_sensitivity_case;
@@ -50,25 +50,25 @@ AR_NODISCARD ar_status ari_allowances_write(const ari_reference *ref, const ari_
 
 /* --- Adam (adam_allowance.c) -------------------------------------------------------------------------------------- */
 
-/* Adam divides a gradient by its own size: one that is mere rounding moves its weight by as much as any other, in
- * either direction, and a few runs with drawn rounding errors do not show it. What a ':new' tensor may be off follows
- * from what the gradients may be off, an element at a time (numerics.md, section 7). */
+/* Adam divides a gradient by its own magnitude. A gradient that is pure rounding therefore moves its weight as far as
+ * any other gradient, in either direction, and a few random runs do not show it. The allowance of a ':new' tensor is
+ * derived element by element from the gradients' allowances (numerics.md, section 7). */
 
 typedef struct ari_adam_case {
     const ar_optimizer_options *optimizer;
     int steps;
     double clip;   /* largest norm of all gradients; 0: no clipping */
     double stored; /* unit round-off of the storage format of matrices, next to the fp32 masters that are updated */
-    uint8_t *const *rounds; /* [ref->count], of ':grad' tensors: whether the element is other than zero in any run;
-                               one that is zero in all of them is exact */
+    uint8_t *const *rounds; /* [ref->count] for ':grad' tensors: marks elements that are nonzero in some run; an
+                               element that is zero in all runs is exact */
 } ari_adam_case;
 
-/** For Adam and AdamW, sets `allowed` and `allowed_each` of all ':new' tensors; `allowed` of the gradients and of their
- *  norm is known. Errors: AR_ERR_MEMORY. */
+/** Sets `allowed` and `allowed_each` of all ':new' tensors for Adam and AdamW; `allowed` of the gradients and of their
+ *  norm must be known. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c);
 
-/** The most that step t = 1, 2, .. can move a weight, whatever the gradients, over its learning rate: the largest
- *  quotient of Adam's two moments. */
+/** Returns the largest possible movement of a weight in step t = 1, 2, .. for any gradients, divided by the learning
+ *  rate: the maximum of the quotient of Adam's two moments. */
 double ari_adam_reach(const ar_optimizer_options *o, int t);
 /** The distance of the tensor's largest finite element to the next fp32 number. */
 double ari_step_of_largest(const ari_ref_tensor *t);

@@ -10,13 +10,13 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
-/* A pool for one run: threads take the next task until there is none. */
+/* A pool of threads for one job: each thread takes the next task until none is left. */
 typedef struct pool {
     const ari_tasks *tasks;
     atomic_size_t next_task, done_count;
-    pthread_mutex_t lock; /* of what follows */
-    size_t failed;        /* the lowest task that did; SIZE_MAX */
-    ari_outcome outcome;  /* its own */
+    pthread_mutex_t lock; /* protects the following fields */
+    size_t failed;        /* the lowest task that failed; SIZE_MAX: none */
+    ari_outcome outcome;  /* outcome of that task */
 } pool;
 
 typedef struct worker {

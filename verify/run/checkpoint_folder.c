@@ -17,7 +17,7 @@
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 
-/* One process writes at a time, so the names need no number. */
+/* Only one process writes at a time, so the temporary names need no number. */
 #define NEW_FOLDER ".anyrank-new"
 #define OLD_FOLDER ".anyrank-old"
 #define NEW_LINK ".anyrank-latest"
@@ -27,7 +27,7 @@ void ari_checkpoint_name(char out[ARI_CHECKPOINT_NAME], uint64_t step)
     snprintf(out, ARI_CHECKPOINT_NAME, "step-%08" PRIu64, step);
 }
 
-/* The inverse; false for any other name. */
+/* Parses the step out of a checkpoint's name; returns false for any other name. */
 static bool step_of(const char *name, uint64_t *step)
 {
     char canonical_name[ARI_CHECKPOINT_NAME];
@@ -40,8 +40,8 @@ static bool step_of(const char *name, uint64_t *step)
 }
 
 /* --- looking into folders ----------------------------------------------------------------------------------------- */
-/* Calls visit for every name in a folder but "." and "..", until it returns false. False: there is no such folder, or
- * visit said so. */
+/* Calls visit for every name in a folder except "." and "..", until visit returns false. Returns false if the folder
+ * does not exist or visit returned false. */
 static bool for_each_name(int dir_fd, const char *folder, bool (*visit)(void *user, const char *name), void *user)
 {
     const int fd = openat(dir_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -70,7 +70,7 @@ static bool is_ours(void *user, const char *name)
     return ours;
 }
 
-/* True if a folder is a checkpoint as it was written, with nothing else in it. */
+/* Returns true if a folder is a complete checkpoint and contains nothing else. */
 static bool holds_ours_alone(const ari_checkpoint_folder *f, const char *folder)
 {
     size_t count = 0;
@@ -142,7 +142,8 @@ static ar_status check_fresh(const ari_checkpoint_folder *f)
     return st;
 }
 
-/* The lock goes with the process. Where a file system has none, two processes in one folder are the user's business. */
+/* Locks the folder until the process ends. On a file system without locks, the user must not run two processes in one
+ * folder. */
 static ar_status lock(const ari_checkpoint_folder *f)
 {
     if (flock(f->fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
@@ -150,7 +151,7 @@ static ar_status lock(const ari_checkpoint_folder *f)
     return ar_error_set(AR_ERR_IO, "%s: another process writes checkpoints there", ARI_SHOW(f->path));
 }
 
-/* A file with the link's name must be one of ours, which the next checkpoint may replace. */
+/* Checks that an existing `latest` is a link of a checkpoint, which the next checkpoint may replace. */
 static ar_status check_latest(const ari_checkpoint_folder *f)
 {
     char target[ARI_CHECKPOINT_NAME + 1];
@@ -165,7 +166,7 @@ static ar_status check_latest(const ari_checkpoint_folder *f)
                         ARI_SHOW(f->path));
 }
 
-/* A folder that cannot be written is told before the training, not after it. */
+/* Finds out before the training whether the folder can be written. */
 static ar_status try_writing(const ari_checkpoint_folder *f)
 {
     const bool is_created = mkdirat(f->fd, NEW_FOLDER, 0777) == 0;
@@ -223,7 +224,7 @@ ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, char **out, uint
         return ar_error_set(AR_ERR_IO, "%s/%s: is in the way, and holds files that are not of a checkpoint",
                             ARI_SHOW(f->path), name);
     AR_TRY(ari_file_path(out, f->path, NEW_FOLDER));
-    ari_checkpoint_folder_abandon(f); /* what a failed removal may have left */
+    ari_checkpoint_folder_abandon(f); /* remove what a failed removal may have left */
     if (mkdirat(f->fd, NEW_FOLDER, 0777) == 0)
         return AR_OK;
     free(*out);
@@ -243,13 +244,14 @@ static ar_status sync_new(const ari_checkpoint_folder *f)
     const int fd = openat(f->fd, NEW_FOLDER, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return fail_entry(f, "open", NEW_FOLDER);
-    /* Some file systems know no fsync of folders (EINVAL); the files are synced all the same. */
+    /* Some file systems do not support fsync of folders (EINVAL); the files are synced in any case. */
     const ar_status st = fsync(fd) == 0 || errno == EINVAL ? AR_OK : fail_entry(f, "sync", NEW_FOLDER);
     close(fd);
     return st;
 }
 
-/* The new folder takes the name, or changes places with what has it: a reader always finds one or the other. */
+/* Renames the new folder, or exchanges it with the existing folder of that name. A reader always finds one of the
+ * two. */
 static int swap(const ari_checkpoint_folder *f, const char *name, bool replace)
 {
     return replace ? ari_rename_exchange(f->fd, NEW_FOLDER, name) : ari_rename_new(f->fd, NEW_FOLDER, name);
@@ -275,8 +277,8 @@ ar_status ari_checkpoint_folder_publish(ari_checkpoint_folder *f, uint64_t step)
         (void)swap_back(f, name, replace);
     }
     if (st == AR_OK)
-        (void)fsync(f->fd);           /* both names; refused by some file systems, as above */
-    ari_checkpoint_folder_abandon(f); /* the old one of the same step, or the new one where it failed */
+        (void)fsync(f->fd);           /* sync both names; some file systems refuse, as above */
+    ari_checkpoint_folder_abandon(f); /* the old checkpoint of the same step, or the new one after a failure */
     return st;
 }
 

@@ -14,18 +14,18 @@
 #include "ref/train/optimizer_private.h"
 #include "verify/run/checkpoint.h"
 
-/* Writer and reader are one: each function takes a key and where its value is in memory, and either writes or reads
- * it. Keys are written in the order of the calls. */
+/* One set of functions both writes and reads: each function takes a key and the address of its value, and either writes
+ * or reads the value. Keys are written in the order of the calls. */
 
-#define MAX_COUNT ((size_t)INT64_MAX) /* what a JSON integer holds here */
+#define MAX_COUNT ((size_t)INT64_MAX) /* largest integer that JSON stores here */
 #define UNKNOWN "which this program does not know"
 _Static_assert(sizeof(size_t) == sizeof(uint64_t), "counts are sizes");
 
 /* An object of the file. */
 typedef struct object {
-    json_t *out;          /* to write to; NULL: `location` is read */
-    ari_json_at location; /* its name is the path in both cases */
-    const char *context;  /* " of 'KEY'", where messages say of which object a key is, else "" */
+    json_t *out;          /* object to write to; NULL: read from `location` */
+    ari_json_at location; /* location to read; its name is the path in both cases */
+    const char *context;  /* " of 'KEY'" for messages about a nested object, otherwise "" */
 } object;
 
 static ar_status check_memory(const object *o, int failed)
@@ -33,7 +33,7 @@ static ar_status check_memory(const object *o, int failed)
     return failed == 0 ? AR_OK : ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(o->location.name));
 }
 
-/* value: new; NULL without memory. */
+/* Stores a new value under a key; value NULL: memory is short. */
 static ar_status put_value(const object *o, const char *key, json_t *value)
 {
     return check_memory(o, json_object_set_new(o->out, key, value));
@@ -63,7 +63,7 @@ static ar_status read_count(const object *o, const char *key, size_t *n)
     return o->out ? put_value(o, key, json_integer((json_int_t)*n)) : ari_json_size(&o->location, key, 0, MAX_COUNT, n);
 }
 
-/* On Darwin another type. */
+/* uint64_t has another type on Darwin. */
 static ar_status count64(const object *o, const char *key, uint64_t *n)
 {
     size_t value = (size_t)*n;
@@ -77,7 +77,8 @@ static ar_status flag(const object *o, const char *key, bool *x)
     return o->out ? put_value(o, key, json_boolean(*x)) : ari_json_bool(&o->location, key, x);
 }
 
-/* Writes or reads one of the names up to a NULL: *value is which. message: what follows a text that is none. */
+/* Writes or reads one of the names in a NULL-terminated list; *value is its index. message: follows an unknown text in
+ * an error. */
 static ar_status choice(const object *o, const char *key, const char *const *names, int *value, const char *message)
 {
     const char *text = NULL;
@@ -120,7 +121,7 @@ static ar_status inner_object(object *inner, const object *o, const char *key)
     return put_value(o, key, inner->out);
 }
 
-/* An error of a check of values that were read is reported as one of the file. */
+/* Reports an error in values that were read as an error of the file. */
 static ar_status believed(const object *o, const char *key, ar_status st)
 {
     return st == AR_ERR_ARG ? ari_json_wrong(&o->location, key, ": %s", ARI_SHOW(ar_error_message())) : st;
@@ -206,7 +207,7 @@ static ar_status seed(const object *o, uint64_t *value)
     return AR_OK;
 }
 
-/* Without the key, as in older checkpoints: not packed. */
+/* A missing key, as in older checkpoints, means not packed. */
 static ar_status packing(const object *parent, ar_packing *p)
 {
     object o;
@@ -237,7 +238,7 @@ static ar_status router_losses(const object *o, ar_router_losses *r)
     return read_number(o, "router_bias_update", &r->bias_update);
 }
 
-/* Without the key: of a version that had none of this. */
+/* A missing key means a version without these options. */
 static ar_status loss_options(const object *parent, ar_loss_options *options)
 {
     object o;
@@ -260,7 +261,7 @@ static ar_status storage(const object *o, ar_dtype *dtype)
     return AR_OK;
 }
 
-/* Without the key: of a version that trained in f32 alone. */
+/* A missing key means a version that trained only in f32. */
 static ar_status precision(const object *o, ar_precision *p)
 {
     int value = (int)*p;
@@ -386,7 +387,7 @@ ar_status ari_checkpoint_write_json(const char *path, const ar_checkpoint_state 
     return ari_json_save(root, path);
 }
 
-/* Before anything is believed: whose file this is, of which version, and whether it is as it was written. */
+/* Checks the file's format, version and hash before any value is used. */
 static ar_status check_whole(const object *o, json_t *root)
 {
     const ari_json_at *location = &o->location;

@@ -26,13 +26,15 @@ ARI_OWNER(ar_checkpoint, ar_checkpoint_close)
 struct ar_checkpoint {
     char *path;
     ari_checkpoint_read read;
-    ar_st_file *weights, *optimizer; /* optimizer NULL: the checkpoint has no state */
+    ar_st_file *weights, *optimizer; /* the files of weights and of optimizer state; optimizer NULL: the checkpoint
+                                        has no state */
     ari_weights
-        *unstacked_weights; /* of a model whose files have experts stacked; NULL: weights has each by its name */
+        *unstacked_weights; /* the weights of a model whose files stack experts, unstacked; NULL: `weights` has each
+                               expert by name */
 };
 
 /* --- which folder ------------------------------------------------------------------------------------------------- */
-/* Resolved once, so that a `latest` that changes meanwhile cannot mix two checkpoints. */
+/* Resolves the path once, so that a `latest` that changes meanwhile cannot mix two checkpoints. */
 static ar_status find_folder(char **out, const char *path)
 {
     ARI_OWNED char *latest = NULL;
@@ -345,6 +347,6 @@ ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *cons
         AR_TRY(ar_param_set(params[i], ctx, full_of(c, params[i])));
     if (!state)
         return AR_OK;
-    /* find_state changes nothing: the pointer loses its const for the callback alone. */
+    /* find_state does not modify c: the const is cast away only for the callback's type. */
     return ar_optimizer_load(optimizer, ctx, c->read.state.optimizer_steps, find_state, (void *)(uintptr_t)c);
 }

@@ -20,12 +20,12 @@ ARI_OWNER(ar_checkpoint_writer, ar_checkpoint_writer_destroy)
 struct ar_checkpoint_writer {
     ari_checkpoint_folder folder;
     size_t keep_count;
-    unsigned char *config; /* the text of config.json; NULL: none */
+    unsigned char *config; /* text of config.json; NULL: none */
     size_t config_bytes;
     char config_hash[65];
     ar_config model; /* of the config's text */
     ari_full_set *set;
-    char *written; /* path of the last checkpoint; NULL before the first */
+    char *written; /* path of the last written checkpoint; NULL before the first */
 };
 
 static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar_config *changed)
@@ -36,7 +36,7 @@ static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar
     if (changed)
         w->model = *changed;
     else if (ar_config_load(&w->model, path) != AR_OK)
-        w->model = (ar_config){.layers = 0}; /* whatever it is, it is copied */
+        w->model = (ar_config){.layers = 0}; /* config.json is copied, whatever its model is */
     if (changed || w->model.within || w->model.quantized[0] != '\0')
         AR_TRY(ari_config_rewrite(&w->config, &w->config_bytes, &w->model));
     ari_sha256_of(w->config_hash, w->config, w->config_bytes);
@@ -76,8 +76,8 @@ const char *ari_checkpoint_written(const ar_checkpoint_writer *w)
 
 /* --- the files of one --------------------------------------------------------------------------------------------- */
 
-/* Puts a parameter into what holds its layer's experts together, among n that were made; a new one owns its values, and
- * its name behind them. */
+/* Adds a parameter to the stack of its layer's experts, among n existing stacks. A new stack owns its values, followed
+ * by its name. */
 static ar_status stack_one(ar_st_tensor *stacks, size_t *n, const ari_stacked *s, const ar_st_tensor *t)
 {
     const size_t stack_size = ari_volume(s->shape, s->ndim), cols = t->ndim == 2 ? t->shape[1] : 1;
@@ -151,7 +151,7 @@ static ar_status write_config(const ar_checkpoint_writer *w, const char *folder)
     return ari_file_write(path, w->config, w->config_bytes);
 }
 
-/* A state that cannot be read is refused now, rather than when the run is to be resumed. */
+/* Checks that the written state can be read back, so that an error appears now and not when the run is resumed. */
 static ar_status write_training(const char *folder, const ar_checkpoint_state *state, const ari_checkpoint_hashes *h)
 {
     ARI_ENDED(ari_checkpoint_read_fini) ari_checkpoint_read readback = {.root = NULL};

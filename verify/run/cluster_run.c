@@ -40,7 +40,8 @@ static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_cluster_optio
     ddp.matrices_apart = o->run.optimizer.kind == AR_OPTIMIZER_MUON;
     if (o->forward_only || (o->module && o->each_alone && ddp.zero == 0))
         return AR_OK;
-    ddp.keep_weights = ddp.keep_weights || t->model; /* ari_model_set and ar_model_fresh have broadcast them */
+    ddp.keep_weights = ddp.keep_weights || t->model; /* ari_model_set and ar_model_fresh have already broadcast the
+                                                        weights */
     AR_TRY(ar_ddp_create(&t->ddp, ctx, t->module, &ddp));
     t->step.ddp = t->ddp;
     return AR_OK;
@@ -107,7 +108,7 @@ const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
 #define LONGEST_WAIT_NS UINT64_C(60000000000)
 
 typedef struct rank_result {
-    float *loss; /* [max(steps, 1)] */
+    float *loss; /* [max(steps, 1)] losses */
     uint64_t read, written;
     ari_routed routed;
     uint64_t calls[ARI_COLLECTIVE_KINDS];
@@ -163,12 +164,13 @@ static ar_status train_rank(ar_ctx *ctx, const ari_cluster_options *o, rank_resu
     return st;
 }
 
-/* is_isolated: a failure does not reach the other ranks by itself, as it does in the simulated cluster. */
+/* is_isolated: a failure does not reach other ranks automatically, as it does in the simulated cluster. */
 static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_options *o, bool is_isolated,
                           rank_result *result)
 {
     const int r = ar_comm_rank(world);
-    const bool compared = o->tap || o->run.fault || o->dry; /* what is wrong has to show in numbers */
+    const bool compared = o->tap || o->run.fault || o->dry; /* a fault has to show in numbers, so dry runs, faults
+                                                               and taps compare them */
     ar_ctx *ctx = NULL;
     ar_parallel_groups groups = {.tp = NULL};
     ar_status st = AR_OK;
@@ -231,7 +233,8 @@ static ar_status rank_main(ar_comm *world, void *arg)
     return run_rank(world, device, j->o, false, &j->rank[ar_comm_rank(world)]);
 }
 
-/* Threads that NCCL connects, a GPU each. Calls are compared before data move, but where a step is all that counts. */
+/* Runs the ranks as threads that NCCL connects, with one GPU each. Each collective's arguments are compared before data
+ * move, except when only a step's speed counts. */
 static ar_status run_nccl_threads(job *j, int ranks)
 {
     const ar_sim_options *sim = &j->o->run.sim;
@@ -248,7 +251,7 @@ static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
     ar_sim_options sim = j->o->run.sim;
     ARI_OWNED_BY(ar_trace_destroy) ar_trace *owned_trace = NULL;
     sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
-    /* Bytes are counted as each rank's own, and predicted so: the last one to come must not move everybody's. */
+    /* Bytes are counted and predicted per rank, so the last rank to arrive must not move the data of all ranks. */
     sim.algorithm = sim.algorithm == AR_SIM_AUTO ? AR_SIM_DIRECT : sim.algorithm;
     if (sim.cluster && !sim.trace) {
         AR_TRY(ar_trace_create(&owned_trace));
@@ -286,7 +289,7 @@ static ar_status take_result(void *user, int rank, ari_bytes *b)
     return ari_bytes_take(b, loss, ari_run_steps(&j->o->run) * sizeof *loss);
 }
 
-/* Every process's own result to process 0, and all of them to every process. */
+/* Sends every process's result to process 0, and all results to every process. */
 static ar_status share_results(job *j, int ranks, float *losses)
 {
     const size_t steps = ari_run_steps(&j->o->run);
@@ -367,7 +370,7 @@ static void collect(ari_cluster_result *result, ar_rank_memory *memory, const ra
     memcpy(result->calls, rank[0].calls, sizeof result->calls);
 }
 
-/* In a pipeline a rank's number alone does not say what it was about. */
+/* Adds the pipeline stages to the message, because a rank's number does not show its stage. */
 static ar_status name_stages(ar_status st, const ari_cluster_options *o)
 {
     char text[8192];
@@ -379,7 +382,7 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
 {
     *result = (ari_cluster_result){0};
     const size_t n = (size_t)ar_parallel_world(&o->run.parallel), steps = ari_run_steps(&o->run);
-    ARI_OWNED float *losses = NULL; /* [n, steps] */
+    ARI_OWNED float *losses = NULL; /* [n, steps] losses */
     ARI_OWNED rank_result *ranks = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&ranks, n, "results of the ranks"));
     AR_TRY(ARI_ALLOC_ZERO(&losses, n * steps, "losses"));
@@ -390,7 +393,7 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     const uint64_t start = ari_now_ns();
     const ar_status st = o->run.process ? run_processes(&j, (int)n, losses) : run_threads(result, &j, (int)n);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    /* NCCL's and MPI's words have the table of ranks, and nothing else is known of the others. */
+    /* messages of NCCL and MPI contain the table of ranks, and nothing else is known about the other ranks */
     if (st == AR_OK || o->run.process || ari_run_by_nccl(&o->run, (int)n)) {
         free(result->reports);
         result->reports = NULL;

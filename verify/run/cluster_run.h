@@ -12,23 +12,28 @@ ARI_OWNER(ar_trace, ar_trace_destroy)
 
 /* Training steps of a model on N simulated ranks. */
 typedef struct ari_cluster_options {
-    ar_run
-        run; /* model, batch and seq are not looked at. steps 0: no optimizer. With a cluster and no trace: its own */
+    ar_run run; /* the run's options; model, batch and seq are not used. steps 0: no optimizer. With a cluster and no
+                   trace, the run makes its own trace */
     const ar_config *config;
-    const ar_batch *batch;                                 /* [max(steps, 1)], global */
-    const float *(*weights)(void *, const char *, size_t); /* as in ari_model_set; NULL: fresh */
+    const ar_batch *batch;                                 /* [max(steps, 1)] global batches */
+    const float *(*weights)(void *, const char *, size_t); /* returns a weight's values, as for ari_model_set; NULL:
+                                                              fresh weights */
     void *weights_user;
     uint64_t attempt;               /* number of this run among equal runs, from 0 */
     bool forward_only;              /* neither a DDP object nor an optimizer */
-    bool faulty;                    /* of a dry run: with the fault of `run` */
-    bool dry;                       /* on a device without contents: parameters get no values, and `tap` hears zeros */
-    const ari_known_routes *routes; /* of a dry run; NULL: experts get equally many rows */
+    bool faulty;                    /* for a dry run: the fault of `run` is injected */
+    bool dry;                       /* a run on a device without contents: parameters have no values, and `tap`
+                                       reports zeros */
+    const ari_known_routes *routes; /* token counts of the experts in a dry run; NULL: all experts get equally many
+                                       rows */
     ar_tap_fn tap;                  /* NULL: no listener */
     void **tap_user;                /* [world] */
     ar_rank_memory *memory;         /* [world], written if the run succeeds; NULL: not requested */
-    const ar_module_case *module;   /* trained instead of config's model; its batches are `batch`. NULL: that model */
-    struct ari_ledger *ledger;      /* record of a dry run: operations and collectives; NULL: not asked for */
-    bool each_alone;                /* of a module: no DDP object without zero, each gradient is summed on its own */
+    const ar_module_case *module;   /* the module to train in place of the config's model; its batches are in
+                                       `batch`. NULL: the config's model */
+    struct ari_ledger *ledger;      /* the ledger of a dry run, for its operations and collectives; NULL: not wanted */
+    bool each_alone;                /* for a module: without ZeRO there is no DDP object, and each gradient is
+                                       reduced separately */
     /* A rank's work instead of the model's step: NULL, or called on every rank. */
     ar_status (*body)(void *user, ar_ctx *ctx);
     void *body_user;
@@ -38,7 +43,7 @@ typedef struct ari_cluster_options {
 extern const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS];
 
 typedef struct ari_cluster_result {
-    float *loss;    /* [max(steps, 1)], of rank 0 */
+    float *loss;    /* [max(steps, 1)] losses of rank 0 */
     uint64_t bytes; /* moved between ranks, all ranks together, each byte once */
     uint64_t bytes_per_rank_max;
     ari_routed routed;
@@ -46,7 +51,7 @@ typedef struct ari_cluster_result {
     double seconds;
     bool has_predicted; /* with a cluster */
     ar_trace_summary predicted;
-    ar_sim_rank_report *reports; /* [world] if a run of threads failed, else NULL */
+    ar_sim_rank_report *reports; /* [world] reports of the ranks if a run with threads failed, otherwise NULL */
 } ari_cluster_result;
 
 static inline void ari_cluster_result_fini(ari_cluster_result *result)
@@ -73,13 +78,13 @@ typedef struct ari_dry_memory {
 AR_NODISCARD ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank,
                                        const ar_device *like);
 
-/* A rank's part of a model, the data-parallel object over its parameters, and the optimizer. A step is ar_train_step on
- * its model, optimizer and options. */
+/* One rank's part of a model, the data-parallel object for its parameters, and the optimizer. A training step is
+ * ar_train_step on these three. */
 typedef struct ari_trainer {
-    ar_model *model; /* whose the next two are; NULL: they are a user's */
+    ar_model *model; /* the model to which the next two fields belong; NULL: they belong to a user's module */
     ar_module *module;
     ar_loss *loss;
-    ar_param **params; /* [n], all of it, in the order of their first use */
+    ar_param **params; /* [n] all parameters in the order of their first use */
     size_t n;
     ar_ddp *ddp;             /* NULL: forward only */
     ar_optimizer *optimizer; /* NULL: no optimizer */
@@ -107,19 +112,21 @@ AR_NODISCARD ar_status ari_module_batches(ar_batch **out, const ar_module_case *
 AR_NODISCARD ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module,
                                         ar_loss **loss);
 
-/** Builds a case's module whole, on one rank on nothing, and calls with its parameters. Errors: the case's, fn's. */
+/** Builds a case's whole module on one rank and a device without contents, and calls fn with its parameters. Errors:
+ *  those of the case and of fn. */
 AR_NODISCARD ar_status ari_module_look(const ar_module_case *c, const ar_run *run,
                                        ar_status (*fn)(void *user, ar_param *const *params, size_t n), void *user);
 
-/* A module may be used twice in one forward pass, and then reports under one name twice: the second report of a value
- * with the same place is passed on as "name (use 2)"; the micro-batches of a rank have other places. */
+/* Distinguishes the uses of a module that is called twice in one forward pass and so reports each name twice. The
+ * second report of a value from the same position is passed on as "name (use 2)". Micro-batches of a rank have
+ * different positions. */
 typedef struct ari_use_names {
     ar_tap_fn tap; /* previous listener; NULL: none */
     void *tap_user;
-    struct ari_use_name *names; /* [count], of the step under way */
+    struct ari_use_name *names; /* [count] names reported in the current step */
     size_t count, capacity;
     uint32_t step;
 } ari_use_names;
-/** From here on ctx reports so. Borrowed by ctx until ari_use_names_end. */
+/** Makes ctx report through these names. ctx borrows them until ari_use_names_end. */
 void ari_use_names_begin(ari_use_names *n, ar_ctx *ctx);
 void ari_use_names_end(ari_use_names *n, ar_ctx *ctx);

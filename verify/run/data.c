@@ -29,12 +29,13 @@ struct ar_data {
     ar_data_format format;
     token_kind kind;
     size_t rows, tokens;
-    int fd;               /* read, not mapped: a file that shrinks meanwhile is then an error and not a signal */
-    size_t bytes, offset; /* of the file; where its tokens begin */
-    ari_documents corpus; /* TOKEN_HELD: of a file whose tokens do not lie there as they are */
+    int fd;               /* The file is read and not mapped: if it shrinks during the run, a read returns an error,
+                             while a mapping would raise a signal. */
+    size_t bytes, offset; /* size of the file; offset of the first token */
+    ari_documents corpus; /* TOKEN_HELD: the tokens of a file that does not store them as plain integers */
 };
 
-/* Bytes are the only format that fits every file, so a name that promises something else must not be read as them. */
+/* Every file can be read as bytes, so a name that indicates another format must not be read as bytes. */
 static ar_status format_of_name(ar_data_format *format, const char *path)
 {
     static const char *const unclear[] = {".bin", ".npy", ".gz", ".zst"};
@@ -83,7 +84,7 @@ static ar_status take_tensor(ar_data *d, const ar_st_file *f)
     d->kind = e->dtype == AR_I32 ? TOKEN_I32 : TOKEN_I64;
     d->tokens = e->count;
     d->rows = e->ndim == 2 ? e->shape[0] : 1;
-    /* Tensors fill the file from the end of the header on: what lies behind this one's first byte is left. */
+    /* Tensors fill the file from the end of the header on, so the bytes after this tensor's first byte are left. */
     for (size_t i = 0; i < ari_st_tensor_count(f); i++) {
         const ar_st_entry *entry = ari_st_at(f, i);
         if ((const char *)entry->data >= (const char *)e->data)
@@ -120,7 +121,7 @@ ar_status ari_data_open(ar_data **out, const char *path, ar_data_format format)
     d->format = format;
     d->fd = -1;
     if (asprintf(&d->path, path == NULL ? "%s/text.txt" : "%s", path == NULL ? ari_data_dir() : path) < 0) {
-        d->path = NULL; /* asprintf leaves it undefined */
+        d->path = NULL; /* asprintf leaves the pointer undefined on failure */
         return ar_error_set(AR_ERR_MEMORY, "no memory for the data's path");
     }
     AR_TRY(ari_file_open(&d->fd, &d->bytes, d->path));

@@ -7,33 +7,33 @@
 
 AR_BEGIN_DECLS
 
-/** Opens a token file; path NULL: the bundled text (bytes). Release it with ari_data_close. Errors: AR_ERR_IO;
- *  AR_ERR_DATA (empty, or a size that is not a multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, or
- *  without the tensor in its type and shape; jsonl: the message names the malformed line); AR_ERR_ARG (the format
- *  cannot be derived from the name); AR_ERR_MEMORY. Threads: many threads may read open data. */
+/** Opens a token file; path NULL: the bundled text (bytes). The caller releases it with ari_data_close. Errors:
+ *  AR_ERR_IO; AR_ERR_DATA (empty, or a size that is no multiple of the token size); AR_ERR_FORMAT (safetensors:
+ *  malformed, or without the tensor in its type and shape; jsonl: the message names the malformed line); AR_ERR_ARG
+ *  (the name does not show the format); AR_ERR_MEMORY. Threads: many threads may read open data. */
 AR_NODISCARD ar_status ari_data_open(ar_data **out, const char *path, ar_data_format format);
 /** Accepts NULL. */
 void ari_data_close(ar_data *d);
-/** The path that was opened (the bundled text's own). Borrowed. */
+/** Returns the path that was opened, also for the bundled text. Borrowed. */
 const char *ari_data_path(const ar_data *d);
 /** Never AR_DATA_AUTO. */
 ar_data_format ari_data_format_of(const ar_data *d);
-/** All tokens, and in how many rows of the same length they come: 1, or a tensor's rows. */
+/** Returns the number of tokens. */
 size_t ari_data_tokens(const ar_data *d);
-/** All tokens, and in how many rows of the same length they come: 1, or a tensor's rows. */
+/** Returns the number of rows of equal length in which the tokens come: 1, or a tensor's rows. */
 size_t ari_data_rows(const ar_data *d);
 /** Returns the number of documents that the data itself marks: lines of JSON, otherwise rows. */
 size_t ari_data_documents(const ar_data *d);
 /** Returns true if a document begins at this token. token < ari_data_tokens(d). */
 bool ari_data_document_begins(const ar_data *d, size_t token);
-/** SHA-256 of the file's bytes (of a safetensors file: all of it), lower-case hexadecimal; what sha256sum prints.
- *  Reads the whole file. Errors: AR_ERR_MEMORY, AR_ERR_INTERNAL, AR_ERR_IO. */
+/** Computes the SHA-256 of the file's bytes (for safetensors, of the whole file) in lower-case hexadecimal, as
+ *  sha256sum prints it. Reads the whole file. Errors: AR_ERR_MEMORY, AR_ERR_INTERNAL, AR_ERR_IO. */
 AR_NODISCARD ar_status ari_data_hash(const ar_data *d, char hex[65]);
 /** Reads tokens [start, start + count), row after row. Errors: AR_ERR_ARG (beyond the end), AR_ERR_IO (also if the file
  *  has become shorter). */
 AR_NODISCARD ar_status ari_data_read(const ar_data *d, int64_t *out, size_t start, size_t count);
-/** Checks that every token is in [0, vocab). Errors: AR_ERR_DATA, naming the first that is not, its position, and the
- *  smallest vocabulary that has them all; AR_ERR_IO. */
+/** Checks that every token is in [0, vocab). Errors: AR_ERR_DATA, naming the first token outside, its position, and the
+ *  smallest sufficient vocabulary; AR_ERR_IO. */
 AR_NODISCARD ar_status ari_data_check_vocab(const ar_data *d, size_t vocab);
 /** Creates a loader. Borrows the data until ari_loader_destroy; copies the options. Errors: AR_ERR_ARG, AR_ERR_DATA (a
  *  token outside the vocabulary; rows shorter than one window; packed data of one document without a separator),

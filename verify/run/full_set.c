@@ -23,7 +23,7 @@ ar_status ari_full_tensor_init(ari_full_tensor *t, const char *name, int ndim, c
 {
     size_t count = 1;
     ARI_OWNED float *values = NULL;
-    void *writer = NULL; /* zero bytes: nobody */
+    void *writer = NULL; /* zero bytes: no rank has written the element */
     if (strlen(name) >= sizeof t->name)
         return ar_error_set(AR_ERR_ARG, "a tensor's name has at most %zu bytes: '%s'", sizeof t->name - 1,
                             ARI_SHOW(name));
@@ -59,7 +59,7 @@ struct write {
     int rank;
 };
 
-/* The first clash is kept: an element that two ranks take for theirs is an error, and no race. */
+/* Records the first clash: two ranks that both write an element are an error, and not a race. */
 static void note_clash(ari_full_tensor *t, size_t index, int earlier, int rank)
 {
     bool expected = false;
@@ -97,7 +97,7 @@ ar_status ari_full_tensor_write(ari_full_tensor *t, int rank, const ar_tensor *l
 
 struct comparison {
     const ari_full_tensor *t;
-    size_t index; /* the first element that differs; SIZE_MAX: none */
+    size_t index; /* index of the first differing element; SIZE_MAX: none */
     float local_value;
 };
 
@@ -113,7 +113,7 @@ static void compare_run(void *user, const ari_box_run *r)
     }
 }
 
-/* True if this rank's boxes have the bits that were written: once all ranks have. */
+/* Compares this rank's boxes bit for bit with the written values, after all ranks have written. */
 static ar_status compare_copy(const ari_full_tensor *t, int rank, const ar_tensor *local, const ar_layout *layout)
 {
     struct comparison c = {.t = t, .index = SIZE_MAX};
@@ -140,7 +140,7 @@ ar_status ari_full_tensor_check(const ari_full_tensor *t)
                             t->name);
     if (!atomic_load(&t->clash))
         return AR_OK;
-    char ranks_text[48] = ""; /* where the ranks are known */
+    char ranks_text[48] = ""; /* the ranks, if they are known */
     if (t->clash_ranks[0] != t->clash_ranks[1])
         snprintf(ranks_text, sizeof ranks_text, " by ranks %d and %d", t->clash_ranks[0], t->clash_ranks[1]);
     return ar_error_set(AR_ERR_INTERNAL,
@@ -157,18 +157,19 @@ ar_st_tensor ari_full_tensor_entry(const ari_full_tensor *t)
 }
 
 /* --- all of them -------------------------------------------------------------------------------------------------- */
-/* Two rows of what it says: a rank that is at the next agreement writes the other row, and it cannot be at the one
- * after that before all have read this one. */
+/* One member's messages, in two rows. A rank that has reached the next agreement writes the other row, and cannot reach
+ * the following agreement before all ranks have read this row. */
 typedef struct member {
     ari_outcome outcomes[2];
     unsigned turn;
 } member;
 
 struct ari_full_set {
-    pthread_mutex_t lock; /* of the list's pointers, counts and of `members`, not of what they point to */
+    pthread_mutex_t lock; /* protects the list's pointers and counts and `members`, but not the memory that they
+                             point to */
     ari_full_tensor **list;
     size_t count, capacity;
-    member *members; /* [ranks]; NULL before the first agreement */
+    member *members; /* [ranks] members; NULL before the first agreement */
     int ranks;
     ar_process *process; /* NULL: the ranks are threads */
 };
@@ -239,20 +240,19 @@ ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status local_statu
 typedef struct pass {
     ari_full_set *set;
     ar_ctx *ctx;
-    int rank;      /* whose parts these are */
-    bool compare;  /* else first copies are written */
-    size_t cursor; /* where the next name is looked for first: ranks report in the same order */
-    ari_bytes
-        *sends; /* of a process: parts are put here, for process 0, instead of the set; NULL: the set is reached */
+    int rank;         /* the rank that holds the parts */
+    bool compare;     /* true: compare with written copies; false: write first copies */
+    size_t cursor;    /* index at which the search for the next name starts: all ranks report in the same order */
+    ari_bytes *sends; /* for a process: buffer of the parts for process 0; NULL: this process has the set itself */
 } pass;
 
-/* A part on its way to process 0; its values follow, packed. */
+/* Header of a part on its way to process 0. The packed values follow. */
 typedef struct part {
     char name[sizeof((ari_full_tensor *)NULL)->name];
     bool state;
     ar_layout layout;
     int ndim;
-    size_t shape[AR_MAX_DIMS]; /* of the rank's own tensor */
+    size_t shape[AR_MAX_DIMS]; /* shape of the rank's local tensor */
 } part;
 
 static ari_full_tensor *find_tensor(ari_full_set *s, size_t begin, const char *name, size_t *index)
@@ -352,7 +352,7 @@ static int by_name(const void *a, const void *b)
     return strcmp((*x)->name, (*y)->name);
 }
 
-/* In the order of names, so that the first that is not whole does not depend on who came first. */
+/* Checks tensors in the order of their names, so that the first incomplete tensor does not depend on timing. */
 static ar_status check_all(const ari_full_set *s)
 {
     ARI_SORT(s->list, s->count, by_name);
@@ -375,7 +375,7 @@ static ar_status check_world(const ar_ctx *ctx)
 }
 
 /* --- ranks that are processes ------------------------------------------------------------------------------------- */
-/* Process 0 puts one rank's parts into its set. */
+/* Writes one rank's parts to the set, on process 0. */
 static ar_status take_parts(void *user, int rank, ari_bytes *b)
 {
     pass p = *(const pass *)user;
@@ -395,7 +395,7 @@ static ar_status take_parts(void *user, int rank, ari_bytes *b)
     return AR_OK;
 }
 
-/* First copies are written before any other is compared with them. */
+/* All first copies are written before any further copy is compared with them. */
 static ar_status take_from_processes(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n,
                                      ar_optimizer *optimizer)
 {

@@ -11,7 +11,7 @@
 
 ARI_OWNER(ar_loader, ari_loader_destroy)
 
-#define MAX_WINDOWS ((uint64_t)1 << 32) /* places that a 32-bit word can draw */
+#define MAX_WINDOWS ((uint64_t)1 << 32) /* number of positions that a 32-bit word can select */
 
 struct ar_loader {
     ari_arena arena;     /* of the lists */
@@ -19,11 +19,11 @@ struct ar_loader {
     ar_loader_options options;
     uint64_t key;
     size_t per_row, windows;
-    size_t *order;      /* [windows] of the epoch below; NULL: in order */
+    size_t *order;      /* [windows] order of the windows in the current epoch; NULL: ascending */
     uint64_t epoch;     /* UINT64_MAX: none yet */
-    size_t row;         /* tokens of a row: of the data's, or packed all of them */
-    int64_t *ids;       /* [batch, seq] */
-    int32_t *documents; /* [batch, seq]; NULL: not packed */
+    size_t row;         /* tokens in a row: the length of the data's rows, or all tokens if the rows are packed */
+    int64_t *ids;       /* [batch, seq] token ids */
+    int32_t *documents; /* [batch, seq] document numbers; NULL: not packed */
     size_t *sample;     /* [batch] */
 };
 
@@ -127,7 +127,7 @@ size_t ari_loader_windows(const ar_loader *l)
     return l->windows;
 }
 
-/* The epoch in which the batch of a step begins and the place in it, both from 0. */
+/* Finds the epoch in which a step's batch begins, and the batch's position in the epoch, both from 0. */
 static ar_status find_place(const ar_loader *l, uint64_t step, uint64_t *epoch, size_t *place)
 {
     size_t first_sample = 0, end = 0;
@@ -167,8 +167,8 @@ ar_status ari_loader_samples(ar_loader *l, size_t *out, uint64_t step)
     return AR_OK;
 }
 
-/* Numbers the documents of the window that starts at token `start` of the data. A separator belongs to the document
- * that it ends. */
+/* Numbers the documents in the window that starts at token `start` of the data. A separator belongs to the document
+ * before it. */
 static void number_documents(const ar_loader *l, int32_t *documents, const int64_t *ids, size_t start)
 {
     const size_t separator = l->options.packing.separator;

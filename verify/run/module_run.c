@@ -79,7 +79,7 @@ ar_status ari_module_look(const ar_module_case *c, const ar_run *run,
 typedef struct ari_use_name {
     char name[160];
     char pass;
-    size_t start; /* of its first row in the full tensor */
+    size_t start; /* first row of the part in the full tensor */
     int times;
 } use_name;
 

@@ -21,8 +21,8 @@
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */
 
-/* The GPU of a process: that of its local number. Where several share one on purpose, they take turns at what there
- * is. */
+/* Chooses the process's GPU by its local number. Processes that share a GPU on purpose are assigned to the GPUs in
+ * turn. */
 static ar_status choose_gpu(ar_device_choice *c, const ar_process *p)
 {
     const int gpus = ari_gpu_count();
@@ -67,7 +67,7 @@ ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int thre
     ar_device_choice choice = *which;
     ar_device *d = NULL;
     ar_comm *world = NULL;
-    /* A process that cannot take part, as where its machine has too few GPUs, must not leave the others waiting. */
+    /* A process that cannot take part, for example for lack of a GPU, must not leave the others waiting. */
     ar_status st = check_device(p, which);
     if (st == AR_OK && choice.kind == AR_DEVICE_CUDA)
         st = choose_gpu(&choice, p);
@@ -114,7 +114,7 @@ static void *thread_rank_main(void *user)
     return NULL;
 }
 
-/* The first rank's that says more than that another one failed. */
+/* Returns the outcome of the first rank whose message says more than that another rank failed. */
 static ar_status outcome_of_all(const thread_rank *rank, int n)
 {
     const ari_outcome *first_failure = NULL;
@@ -133,7 +133,7 @@ ar_status ari_process_run_threads(int ranks, const ar_process_options *o, const 
     char nccl[1024];
     ARI_OWNED thread_rank *rank = NULL;
     ari_thread_ranks *thread_ranks = NULL;
-    /* Loaded before there are threads: it sets variables of the environment, which they read. */
+    /* NCCL is loaded before any thread starts, because loading sets environment variables that threads read. */
     if (!ari_transport_describe(AR_TRANSPORT_NCCL, nccl, sizeof nccl))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s", nccl);
     AR_TRY(ARI_ALLOC_ZERO(&rank, (size_t)ranks, "ranks"));
@@ -161,7 +161,7 @@ ar_status ari_process_run_threads(int ranks, const ar_process_options *o, const 
 
 /* --- agreement ---------------------------------------------------------------------------------------------------- */
 
-/* The lowest that has something to say. */
+/* Takes the outcome of the lowest rank that has one. */
 static void first_of(ari_outcome *v, const ari_outcome *outcomes, int n)
 {
     *v = (ari_outcome){.status = AR_OK};

@@ -84,7 +84,8 @@ bool ari_run_by_nccl(const ar_run *r, int ranks)
                                                     ari_transport_describe(AR_TRANSPORT_NCCL, nccl, sizeof nccl));
 }
 
-/* Before minutes of work. A present GPU is not touched: each of several processes has another one. */
+/* Checks the device before minutes of work. A GPU that is present is not opened, because each of several processes uses
+ * a different GPU. */
 static ar_status check_device(const ar_device_choice *c)
 {
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
@@ -132,7 +133,7 @@ static ar_status check_angles(const ar_config *c, const ar_rope *r, size_t seq)
     return AR_OK;
 }
 
-/* Checks a whole row, and documents so short that another list of factors applies to them. */
+/* Checks RoPE for a full row and for documents so short that another list of factors applies. */
 static ar_status check_rope(const ar_config *c, const ar_rope *r, size_t seq)
 {
     if (!r->kind || seq == 0)

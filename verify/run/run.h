@@ -5,7 +5,8 @@
 
 /* Common start of all runs. */
 
-/** Forward and backward passes of a run: at least the one without an update. */
+/** Returns the number of forward and backward passes of a run. It is at least 1, because a run without updates has one
+ *  pass. */
 static inline size_t ari_run_steps(const ar_run *r)
 {
     return r->steps > 1 ? (size_t)r->steps : 1;
@@ -17,15 +18,15 @@ bool ari_run_by_nccl(const ar_run *r, int ranks);
 /** Finds a run's model and reads its config, shrunk if the run asks for that; then folder[cap] is the config's file,
  *  next to which no weights are looked for. Errors: those of ar_model_path, ar_config_load and ari_config_shrink. */
 AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r);
-/** The part of ar_run_check that needs no model: of training. name: the model's, or a module's. Errors: AR_ERR_ARG. */
+/** Checks a run's training options without a model. name: of the model or module, for messages. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_training(const ar_run *r, const char *name);
 /** Checks the part of ar_run_check that concerns losses in addition to the targets' loss. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_loss(const ar_run *r, const ar_config *c);
 /** Refuses to train a language model on sequences of one token, whose loss would have no target. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_targets(const ar_run *r, const ar_config *c);
-/** Refuses a sequence of `seq` tokens that has no positions in the model, or rotary angles of 2^20 and more, for which
- *  sine and cosine are not defined (numerics.md): the baseline would compute NaN and every rank stop. Only a
- *  rope_theta below 1 or a very long sequence has them. Errors: AR_ERR_SHAPE, AR_ERR_CONFIG. */
+/** Refuses a sequence of `seq` tokens that exceeds the model's positions or has rotary angles of 2^20 and more, for
+ *  which sine and cosine are not defined (numerics.md). The baseline would compute NaN and every rank would stop. Only
+ *  a rope_theta below 1 or a very long sequence has such angles. Errors: AR_ERR_SHAPE, AR_ERR_CONFIG. */
 AR_NODISCARD ar_status ari_run_check_positions(const ar_config *c, size_t seq);
 /** Refuses a plan that declares wrong placements on several ranks: without a comparison, wrong numbers would pass for
  *  the model's. Errors: those of ari_plan_check_declared. */
@@ -51,13 +52,13 @@ AR_NODISCARD ar_status ari_weights_exist(bool *exists, const char *folder);
 const float *ari_weights_find(void *user, const char *name, size_t count);
 
 /* --- the order of samples ----------------------------------------------------------------------------------------- */
-/* The order of an epoch: the shuffle of Fisher and Yates (Durstenfeld 1964, Algorithm 235), for i = n-1 .. 1 place i
- * changes with the place that is drawn for it, uniform in 0 .. i. */
+/* Returns the key that determines the order of each epoch. The shuffle is that of Fisher and Yates (Durstenfeld 1964,
+ * Algorithm 235): for i = n-1 .. 1, element i is swapped with an element drawn uniformly from 0 .. i. */
 
 /** The key of a seed's shuffles. */
 uint64_t ari_shuffle_key(uint64_t seed);
-/** The number drawn for place i (below 2^32) in an epoch: w mod (i + 1) for the first word w = 0, 1, .. of the place's
- *  stream that lies below the largest multiple of i + 1, so that every place is equally likely. */
+/** Returns the number drawn for element i (below 2^32) in an epoch: w mod (i + 1) for the first word w = 0, 1, .. of
+ *  the element's stream that lies below the largest multiple of i + 1. Every result is equally likely. */
 size_t ari_shuffle_draw(uint64_t key, uint32_t epoch, size_t i);
-/** order[0 .. n) = a permutation of 0 .. n-1; n at most 2^32. */
+/** Writes a permutation of 0 .. n-1 to order[0 .. n); n is at most 2^32. */
 void ari_shuffle(size_t *order, size_t n, uint64_t key, uint32_t epoch);

@@ -88,7 +88,7 @@ static ar_status read_model(ari_training *j)
     return AR_OK;
 }
 
-/* Opens the data and reads it once: its hash, its tokens, its windows. */
+/* Opens the data and reads it once to get its hash, tokens and windows. */
 static ar_status read_data(ari_training *j)
 {
     const ar_training_options *o = j->o;
@@ -122,7 +122,8 @@ static ar_status begin_curves(ari_training *j, const ar_training_options *o)
     return AR_OK;
 }
 
-/* The step that need not be saved again: the checkpoint's, where it lies in the folder that the run saves to. */
+/* Finds the step that need not be saved again: the checkpoint's step, if the checkpoint is in the folder to which the
+ * run saves. */
 static ar_status find_saved(ari_training *j)
 {
     const ar_training_options *o = j->o;
@@ -138,7 +139,7 @@ static ar_status find_saved(ari_training *j)
     return AR_OK;
 }
 
-/* config: the folder of the model's; NULL: a module has none. */
+/* config: the folder of the model's config; NULL: a module has no config. */
 static ar_status begin_writer(ari_training *j, const char *config)
 {
     const ar_training_options *o = j->o;
@@ -174,7 +175,7 @@ static ar_status begin_training(ari_training *j)
     return begin_writer(j, r->folder);
 }
 
-/* A module brings its sizes, its weights and its batches. */
+/* A module defines its own sizes, weights and batches. */
 static ar_status begin_module(ari_training *j)
 {
     const ar_training_options *o = j->o;
@@ -224,7 +225,7 @@ static ar_status share_end(ar_training_report *r, ar_process *p)
     return AR_OK;
 }
 
-/* True if it ended at a step that it did not take. */
+/* Returns true if the run ended before the step that it was about to take. */
 static bool ended_early(const ar_training_report *r)
 {
     return r->end == AR_TRAINING_DIVERGED || r->end == AR_TRAINING_WRONG;
@@ -297,7 +298,7 @@ ar_status ar_train_run(ar_training_report **out, const ar_training_options *o)
     const ar_status begun = (o->module ? begin_module : begin_training)(&job);
     AR_TRY(o->run.process ? ari_process_agree(o->run.process, begun) : begun);
     AR_TRY(run_ranks(&job));
-    if (o->run.process) /* process 0 has kept the books */
+    if (o->run.process) /* process 0 has recorded the results */
         AR_TRY(share_end(job.report, o->run.process));
     AR_TRY(predict_bytes(&job));
     if (!ended_early(job.report) && (!o->run.process || ar_process_rank(o->run.process) == 0))

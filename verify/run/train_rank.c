@@ -27,7 +27,7 @@ ar_status ari_train_loader(ar_loader **out, const ar_data *data, const ar_traini
     return ari_loader_create(out, data, &options);
 }
 
-/* Grows with the steps: a run may ask for more of them than there is memory for, and stop early. */
+/* The list grows with the steps: a run may ask for more steps than memory can record, and stop early. */
 ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr)
 {
     ar_training_report *r = j->report;
@@ -51,7 +51,7 @@ typedef struct member {
     ar_gradients *gradients; /* NULL: nothing is verified */
     ar_loss_scaling scaling;
     uint64_t step;  /* taken */
-    uint64_t saved; /* the last step that a checkpoint was asked for */
+    uint64_t saved; /* the last step for which a checkpoint was requested */
     bool diverged;  /* or found wrong */
 } member;
 
@@ -78,8 +78,8 @@ static ar_status create(member *m)
     return AR_OK;
 }
 
-/* Rank 0 asks, each rank that is a process of its own does, since a signal reaches one alone; all learn what one was
- * told, and end after the same step. */
+/* Finds out whether the user asked to stop. Rank 0 asks; so does each rank that is a separate process, since a signal
+ * reaches only one process. All ranks exchange the answers and end after the same step. */
 static ar_status asked_to_stop(bool *stop, const member *m)
 {
     const ar_training_listener *l = &m->job->o->listener;
@@ -96,13 +96,13 @@ static ar_status asked_to_stop(bool *stop, const member *m)
 
 /* --- steps -------------------------------------------------------------------------------------------------------- */
 
-/* Keeps what the step told, and tells the listener. */
+/* Records the result of the step and passes it to the listener. */
 static ar_status record(const member *m, const ar_train_result *r, const ar_batch *batch, double seconds)
 {
     const ar_training_options *o = m->job->o;
     ar_training_report *report = m->job->report;
-    /* The learning rate of the update that the step made, or would have made: the schedule counts updates, not skipped
-     * steps. */
+    /* The learning rate of the step's update, or of the update that was skipped: the schedule counts updates, not
+     * skipped steps. */
     const double lr = ari_optimizer_lr(&o->run.optimizer, ari_optimizer_steps(m->trainer.optimizer) + r->skipped);
     AR_TRY(ari_train_remember(m->job, r->loss, r->norm, lr));
     report->seconds += seconds;
@@ -118,7 +118,7 @@ static ar_status record(const member *m, const ar_train_result *r, const ar_batc
     return AR_OK;
 }
 
-/* Says which of the two it was; every rank has the same ones. */
+/* Records whether loss or gradient diverged; all ranks have the same values. */
 static void record_divergence(const member *m, const ar_train_result *r)
 {
     ar_training_report *report = m->job->report;
@@ -136,7 +136,7 @@ static bool is_verified(const member *m, uint64_t step)
     return m->gradients && step % m->job->o->verify_every == 0;
 }
 
-/* After a verified step that has come to its end. */
+/* Records the verdict after a verified step is complete. */
 static void record_verdict(const member *m)
 {
     ar_training_report *report = m->job->report;
@@ -149,7 +149,7 @@ static void record_verdict(const member *m)
     snprintf(report->warning, sizeof report->warning, "step %" PRIu64 ": %s", m->step, text);
 }
 
-/* All ranks have come to the same verdict, with the same text. */
+/* All ranks have reached the same verdict, with the same text. */
 static void record_wrong(const member *m)
 {
     ar_training_report *report = m->job->report;
@@ -234,7 +234,7 @@ static void record_save(const member *m, ar_status st)
     report->save_failed = st != AR_OK;
     if (st == AR_OK) {
         s.folder = ari_checkpoint_written(m->job->writer);
-        report->message[0] = '\0'; /* of one that failed before */
+        report->message[0] = '\0'; /* a message of an earlier failure */
         snprintf(report->checkpoint, sizeof report->checkpoint, "%s", s.folder);
     } else {
         s.error = ar_error_message();
@@ -244,7 +244,8 @@ static void record_save(const member *m, ar_status st)
         l->save(l->user, &s);
 }
 
-/* A disk that is full may be empty again at the next one: the run continues. All ranks have the same status. */
+/* Saves a checkpoint. If the disk is full, the run continues, because the disk may have space at the next save. All
+ * ranks have the same status. */
 static ar_status save(member *m)
 {
     const ari_training *j = m->job;
@@ -280,7 +281,8 @@ static ar_status run_steps(member *m)
     return AR_OK;
 }
 
-/* The weights for their hash. All ranks have the same status: copies that differ are a result of the run. */
+/* Collects the weights for their hash. All ranks have the same status. Copies that differ are reported as a result of
+ * the run. */
 static ar_status finish(member *m)
 {
     ar_training_report *report = m->job->report;

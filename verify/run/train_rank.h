@@ -13,23 +13,23 @@ typedef struct ari_training {
     char *data_path;    /* absolute path, so that it is found from another folder */
     char data_hash[65]; /* "": no checkpoints */
     ari_cluster_options cluster;
-    ar_batch *batch;              /* [steps] of a module; NULL: a loader's */
+    ar_batch *batch;              /* [steps] batches of a module; NULL: a loader supplies the batches */
     ar_checkpoint_writer *writer; /* NULL: no checkpoints */
     uint64_t saved;               /* step that the writer's folder has already; 0: none */
     ari_full_set *full;           /* the weights at the end */
     ari_weights *weights;         /* weights of a folder; NULL: none */
     ar_training_report *report;
     ari_routed routed;
-    size_t losses, norms, rates; /* steps that the report's lists have room for */
+    size_t losses, norms, rates; /* capacity of the report's lists, in steps */
 } ari_training;
 
-/** One rank's part of the run; user: the ari_training. */
+/** Runs one rank's part of the training; user: the ari_training. */
 AR_NODISCARD ar_status ari_train_rank(void *user, ar_ctx *ctx);
 
 /** Checks options that a resumed run may not change, and writes a note about those that it changes. Errors:
  *  AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j);
-/** Puts a step behind the report's last one. Errors: AR_ERR_MEMORY. */
+/** Appends a step to the report. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr);
 /** Loads the config of the run's model, under the name that the model had when the run began, and its folder. Errors:
  *  those of ar_model_path and ar_config_load. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Going on with a checkpoint: what is taken from it, and what may differ. */
+/* Resuming from a checkpoint: what a run takes from the checkpoint, and what may differ. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -65,7 +65,7 @@ static ar_status check_packing(const ar_packing *current, const ar_packing *befo
     return AR_OK;
 }
 
-/* Options that cannot change without making another run: the order of the samples, and the definition of a step. */
+/* Checks the options that must not change in a resumed run: the order of the samples and the definition of a step. */
 static ar_status check_same(const ar_training_options *o, const ar_checkpoint_state *s, const char *data_hash)
 {
     if (s->batch > 0 && o->run.batch != s->batch)
@@ -92,7 +92,7 @@ static ar_status check_same(const ar_training_options *o, const ar_checkpoint_st
     return AR_OK;
 }
 
-/* Another optimizer continues where the checkpoint has what it keeps for each parameter. */
+/* Checks that the checkpoint has the state that the run's optimizer keeps for each parameter. */
 static ar_status check_state(const ar_training_options *o, const ar_checkpoint_state *s)
 {
     static const char *const state_names[] = {"momentum_buffer", "exp_avg", "master"};
@@ -117,7 +117,7 @@ static void list(ari_text *t, bool differs, const char *name)
         ari_say(t, "%s%s", t->used > 0 ? ", " : "", name);
 }
 
-/* NaN stands for what was not said. */
+/* Compares two numbers; NaN means "not given". */
 static bool same_number(double a, double b)
 {
     return a == b || (isnan(a) && isnan(b));
@@ -132,7 +132,7 @@ static bool same_groups(const ar_optimizer_options *a, const ar_optimizer_option
     return equal;
 }
 
-/* The names of what else decides the values of the weights, and is another than the run's. */
+/* Lists the names of further settings that determine the weights and differ from the run's. */
 static void list_changes(char *text, size_t cap, const ar_training_options *o, const ar_checkpoint_state *s)
 {
     const ar_optimizer_options *a = &o->run.optimizer, *b = &s->optimizer;
@@ -164,7 +164,7 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
     list(&t, (o->scale_loss ? o->scaling.scale : 0.0) != s->loss_scale, "loss-scale");
 }
 
-/* Before any rank runs: whether the model is the checkpoint's. */
+/* Checks before any rank runs that the checkpoint belongs to the model. */
 static ar_status check_param(void *user, const char *name, int ndim, const size_t *shape)
 {
     ar_checkpoint *c = user;

@@ -7,8 +7,9 @@
 
 AR_BEGIN_DECLS
 
-/** Goes on with a checkpoint: takes from it what decides the values of the weights (data, steps, batch, seq, optimizer,
- *  clip, dropout, loss, numerics, seed), and leaves the rest. Borrows the checkpoint and its strings. */
+/** Resumes from a checkpoint: takes from the checkpoint everything that determines the weights (data, steps, batch,
+ *  seq, optimizer, clip, dropout, loss, numerics, seed) and leaves the other options. Borrows the checkpoint and its
+ *  strings. */
 void ari_training_resume(ar_training_options *o, ar_checkpoint *c);
 
 AR_END_DECLS

@@ -23,7 +23,7 @@ typedef struct weight {
 } weight;
 
 struct ari_weights {
-    weight *list; /* by name once they are all there */
+    weight *list; /* [weights] sorted by name once the list is complete */
     size_t count, capacity;
 };
 
@@ -51,8 +51,10 @@ typedef struct loading {
     const ar_config *config;
     ar_st_model *file;
     const char *folder;
-    const char *prefix;       /* what the file's names lack: "transformer." for GPT-2 of the hub, else "" */
-    const ar_st_entry **read; /* [reads] the entries that the weights are of, by address once they are all there */
+    const char *prefix;       /* the prefix that the file's names lack: "transformer." for GPT-2 files of the Hugging
+                                 Face hub, otherwise "" */
+    const ar_st_entry **read; /* [reads] the file's entries that contain weights, sorted by address once the list is
+                                 complete */
     size_t reads, capacity;
 } loading;
 
@@ -74,7 +76,8 @@ static const ar_st_entry *find_named(const loading *l, const char *name)
     return ari_st_model_find(l->file, nested_name);
 }
 
-/* The name that find_named finds a tensor by; NULL: it is of another part than the language model. */
+/* Returns the name under which find_named looks up a tensor; NULL if the tensor does not belong to the language
+ * model. */
 static const char *own_name(char *out, size_t cap, const loading *l, const char *name)
 {
     if (!l->config->within || strncmp(name, "lm_head.", 8) == 0)
@@ -121,8 +124,8 @@ static ar_status check_finite(const loading *l, const ar_st_entry *e, const floa
 /* Source from which a weight is read. */
 typedef struct source {
     const ar_st_entry *e;
-    const ar_st_entry *scales; /* where e has 4 bits of each value; else NULL */
-    ar_st_entry part;          /* the weight's of it */
+    const ar_st_entry *scales; /* the scales of a tensor e with 4-bit values, otherwise NULL */
+    ar_st_entry part;          /* the part of e that contains the weight */
     ari_stacked s;
 } source;
 
@@ -251,8 +254,8 @@ static bool is_known_extra(const char *name)
     return false;
 }
 
-/* A weight may be in the file again, but only with the same bits: with others the file is another model's, and one of
- * the two tensors would go unread. */
+/* A file may contain a weight twice only with equal bits. With different bits the file belongs to another model, and
+ * one of the two tensors would be ignored. */
 static ar_status check_again(const loading *l, const ar_config *c, const ar_st_entry *duplicate, ari_role role)
 {
     const size_t shape[2] = {c->vocab, c->hidden};
@@ -276,8 +279,8 @@ static ar_status check_again(const loading *l, const ar_config *c, const ar_st_e
     return st;
 }
 
-/* The role of the weight that a name is another of: a tied head, and the table and head of a block for a further
- * token. */
+/* Returns the role of the weight that a second name repeats: a tied head, or the embedding table and head of a block
+ * that predicts a further token. */
 static ari_role first_of(const ar_config *c, const char *name)
 {
     const char *head = ari_part_path(ari_family_of(c->arch), ARI_HEAD);
@@ -330,7 +333,7 @@ static ar_status check_extras(const loading *l, const ar_config *c)
     return AR_OK;
 }
 
-/* True if a file omits the prefix that its family's names may lack: the embedding's name shows it. */
+/* Returns true if the file omits its family's optional prefix, as the embedding's name shows. */
 static bool lacks_prefix(const ar_st_model *file, const ari_family *f)
 {
     char token[160];
@@ -340,7 +343,7 @@ static bool lacks_prefix(const ar_st_model *file, const ari_family *f)
     return ari_st_model_find(file, token) != NULL;
 }
 
-/* *out = NULL: there are none. */
+/* Opens the weights; *out is NULL if the folder has none. */
 static ar_status open_weights(ar_st_model **out, const char *folder)
 {
     struct stat info;

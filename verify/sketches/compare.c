@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two runs side by side: which tensors and steps both have, and what each pair comes to. */
+/* Compares the sketches of two runs: finds the tensors and steps that both have, and judges each pair. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,19 +24,20 @@ ar_status ari_is_sketched(bool *is_sketched, const char *folder)
 /* --- the tensors of a run ----------------------------------------------------------------------------------------- */
 
 typedef struct listing {
-    ari_sketched *tensor; /* [count], sorted by name */
+    ari_sketched *tensor; /* [count] tensors, sorted by name */
     size_t count;
 } listing;
 
 typedef struct comparison {
     ari_sketch_report *report;
     const ar_verify_options *options;
-    ar_dump *allowances; /* NULL: the rule has none */
-    double roundoff;     /* of the runs' shortest format, or of the one that the allowances are of */
+    ar_dump *allowances; /* the allowances; NULL: the rule has none */
+    double roundoff;     /* roundoff of the shortest float format in the runs, or of the format for which the
+                            allowances were measured */
     listing side[2];
-    int step;                /* whose largest gradient is known; 0: none */
-    double largest_gradient; /* its root mean square, in the reference */
-    int step_before;         /* the common step before the one that is judged; 0: none */
+    int step;                /* the step whose largest gradient is known; 0: none */
+    double largest_gradient; /* root mean square of that gradient, in the reference */
+    int step_before;         /* the preceding step that both runs have; 0: none */
 } comparison;
 
 static int by_name(const void *a, const void *b)
@@ -103,7 +104,7 @@ static ar_status side_open(comparison *c, int k, const char *path, const char *m
     return AR_OK;
 }
 
-/* Drops the steps at the end of a run of which not all ranks have a record, as a killed run leaves them. */
+/* Drops the last steps of a run that some ranks have not recorded, as happens when a run is killed. */
 static ar_status drop_incomplete(comparison *c, int k, const char *path)
 {
     listing *l = &c->side[k];
@@ -123,7 +124,7 @@ static ar_status drop_incomplete(comparison *c, int k, const char *path)
                         ARI_SHOW(path), ar_sketch_run_ranks(c->report->run[k]));
 }
 
-/* Gives the other run's tensors the reference's names where only wrappers' components tell them apart. */
+/* Renames the other run's tensors to the reference's names if the names differ only by wrappers. */
 static ar_status unwrap(comparison *c)
 {
     ari_names names[2];
@@ -235,7 +236,7 @@ static void row_add(ari_sketch_report *r, ari_sketched *a, ari_sketched *b)
         .name = t->name, .step = t->step, .key = t->key, .unjudged = "", .differing = -1, .side = {a, b}};
 }
 
-/* A row for each name that one of the two has in a common step. */
+/* Adds a row for each name that at least one run has in a common step. */
 static ar_status join(const comparison *c, const ari_step_list *steps)
 {
     ari_sketch_report *r = c->report;
@@ -246,7 +247,8 @@ static ar_status join(const comparison *c, const ari_step_list *steps)
         ari_sketched *b = k < l[1]->count ? &l[1]->tensor[k] : NULL;
         const int order = a == NULL ? 1 : b == NULL ? -1 : strcmp(a->name, b->name);
         const int step = order <= 0 ? a->step : b->step;
-        const bool is_count = (order <= 0 ? a : b)->key.pass == 'k'; /* of steps, which sketches do not have */
+        const bool is_count = (order <= 0 ? a : b)->key.pass == 'k'; /* a counter of steps, which sketches do not
+                                                                        have */
         if (!is_count && has_step(&steps[0], step) && has_step(&steps[1], step))
             row_add(r, order <= 0 ? a : NULL, order >= 0 ? b : NULL);
         i += order <= 0;
@@ -255,8 +257,8 @@ static ar_status join(const comparison *c, const ari_step_list *steps)
     return AR_OK;
 }
 
-/* By step; then in the order that the reference records, or the other run where the reference is a dump without one;
- * what only the other run has comes last. */
+/* Compares by step, then by the reference's recorded order, or by the other run's order if the reference is a dump
+ * without order. Rows that only the other run has come last. */
 static int by_execution(const void *a, const void *b)
 {
     const ari_sketch_row *const row[2] = {a, b};
@@ -288,8 +290,8 @@ static ar_status sketch_side(ari_sketch_report *r, ari_sketched *t)
     return ari_dump_sketch(t, r, t->dumped);
 }
 
-/* A gradient that one run alone has is lost where both runs have its parameter, and gradients in that step: one that is
- * zero is as good as none. */
+/* Marks gradients that only one run has as lost, if both runs have the parameter and some gradients in the step. An
+ * all-zero gradient counts as missing. */
 static ar_status find_lost_gradients(ari_sketch_report *r)
 {
     for (size_t i = 0; i < r->rows; i++) {
@@ -346,7 +348,7 @@ static ar_status select_rows(const comparison *c)
 
 /* --- a row -------------------------------------------------------------------------------------------------------- */
 
-/* The row of the same parameter, of this kind and step, if its values were compared; else NULL. */
+/* Returns the row for the same parameter with this kind and step if its values were compared, otherwise NULL. */
 static const ari_sketch_row *row_of(const comparison *c, const ari_sketch_row *row, const char *kind, int step)
 {
     char name[512];
@@ -360,7 +362,7 @@ static const ari_sketch_row *row_of(const comparison *c, const ari_sketch_row *r
     return compared ? found : NULL;
 }
 
-/* The root mean square of the largest gradient so far of the step that a row is in. */
+/* Returns the root mean square of the largest gradient so far in the row's step. */
 static double largest_gradient(const ari_sketch_report *r, const ari_sketch_row *row)
 {
     double largest = 0.0;
@@ -372,7 +374,8 @@ static double largest_gradient(const ari_sketch_report *r, const ari_sketch_row 
     return largest;
 }
 
-/* The update that a row of new weights ends; false: not all that it needs was compared and is the same. */
+/* Collects the update that produced a row of new weights. Returns false if some tensor of the update was not compared
+ * or differs. */
 static bool update_of(ari_sketch_update *u, comparison *c, const ari_sketch_row *row)
 {
     const ari_sketch_row *gradient = row_of(c, row, "grad", row->step);
@@ -414,7 +417,7 @@ static ar_status set_allowance(ari_sketch_row *row, const comparison *c)
     return ari_allowance_read(&row->allowed.atol, c->allowances, o->allowed, row->name, row->name);
 }
 
-/* Two copies of a part that differ by more than the rule: of the other run, if it has such. */
+/* Judges copies of a part that differ by more than the rule allows; the other run's copies if it has such copies. */
 static ar_status judge_copies(ari_sketch_row *row, const comparison *c, const ari_sketched *t)
 {
     for (size_t i = 0; i < t->differing_parts; i++) {
@@ -426,7 +429,7 @@ static ar_status judge_copies(ari_sketch_row *row, const comparison *c, const ar
         AR_TRY(ar_sketch_compare(&d, &copies->original, &copies->copy));
         if (c->options->rule != AR_VERIFY_BITS)
             ari_sketch_judge(&differ, &why, &allowed, &copies->original, &copies->copy, &d);
-        if (!differ && why[0] == '\0') /* bits that differ, by what cannot be said, are a difference */
+        if (!differ && why[0] == '\0') /* differing bits are a difference even if their size is unknown */
             continue;
         row->copies = copies;
         row->copies_d = d;
@@ -483,8 +486,8 @@ static bool merge_into_each_other(const ar_sketch *a, const ar_sketch *b)
     return i == a->ndim && k == b->ndim;
 }
 
-/* The other run's sketch in the reference's shape, if an activation has dimensions in one that the reference has
- * apart. Rows of other lengths have no digests in common. The sketch is borrowed, and not to be freed. */
+/* Reshapes the other run's sketch if the reference has two dimensions where the other run has their product. Rows of
+ * different lengths have no common digests. The sketch is borrowed and must not be freed. */
 static bool reshape(ar_sketch *out, const ari_sketch_row *row)
 {
     const ar_sketch *a = row->side[0]->sketch, *b = row->side[1]->sketch;
@@ -498,7 +501,7 @@ static bool reshape(ar_sketch *out, const ari_sketch_row *row)
     return true;
 }
 
-/* A tensor that both have, b in a's shape. */
+/* Judges a tensor that both runs have; b is in a's shape. */
 static ar_status judge_pair(ari_sketch_row *row, comparison *c, const ar_sketch *b)
 {
     const ar_sketch *a = row->side[0]->sketch;
@@ -558,7 +561,7 @@ static ar_status judge_row(ari_sketch_row *row, comparison *c)
 
 /* --- the report --------------------------------------------------------------------------------------------------- */
 
-/* Counts rows, and puts those that are left out behind the others. */
+/* Counts the rows, and moves rows that were left out to the end. */
 static ar_status count_rows(ari_sketch_report *r)
 {
     r->first_row = r->rows;

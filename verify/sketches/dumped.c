@@ -5,7 +5,7 @@
 #include "ref/core/size.h"
 #include "verify/sketches/sketches.h"
 
-/* Hands a sketch over to the report, which frees it. */
+/* Passes ownership of a sketch to the report. */
 static ar_status sketch_keep(ar_sketch *out, ari_sketch_report *r, ar_sketch *s)
 {
     AR_TRY(ARI_GROW_IN(&r->arena, &r->sketches, &r->made_room, r->made_count, "sketches of a dump"));
@@ -33,14 +33,15 @@ static bool has_equal_boxes(const ar_dump_part *a, const ar_dump_part *b)
     return equal;
 }
 
-/* The sketch of one part alone. */
+/* Computes the sketch of one part. */
 static ar_status part_sketch(ar_sketch *s, const ar_dump_tensor *t, const ar_dump_part *p, bool copy)
 {
     AR_TRY(ar_sketch_init(s, t->dtype, t->ndim, t->shape));
     return part_add(s, p, copy);
 }
 
-/* Copies of parts that differ in a digest from the first copy. Copies of summands are not told apart from summands. */
+/* Finds copies of parts whose digest differs from the first copy's. If ranks hold summands, copies cannot be told apart
+ * from summands. */
 static ar_status find_copies(ari_sketched *out, ari_sketch_report *r, const ar_dump_tensor *t)
 {
     ar_sketch_copies *list = NULL;

@@ -66,7 +66,8 @@ static bool differs_in_bucket(const ari_sketch_allowance *allowed, const ar_sket
     return false;
 }
 
-/* NaN and infinities stand at known places, and of which sign, unless ranks hold summands. */
+/* Returns true if NaN or infinities are at different elements or have different signs. *why: set if ranks hold
+ * summands, so that nothing is known. */
 static bool differ_in_places(const char **why, const ar_sketch *a, const ar_sketch *b)
 {
     const bool any[] = {a->nan + a->inf > 0, b->nan + b->inf > 0};
@@ -106,7 +107,7 @@ bool ari_sketch_factor_differs(const ari_sketch_allowance *allowed, const ar_ske
         d->norm_a <= allowed->atol * sqrt((double)a->elements))
         return false;
     const double rest = d->factor_left * d->norm / d->norm_a, peak = size / a->max_abs;
-    /* The estimate's own error is that of as many sums as there are buckets. */
+    /* The estimate's error is that of as many sums as there are buckets. */
     const double count = fmin(peak * peak, (double)(a->blocks * AR_SKETCH_BUCKETS));
     const double max_deviation =
         fmax(fmax(deviations * rest / sqrt(count), allowed->roundoff + systematic), allowed->rtol);
@@ -144,10 +145,11 @@ static bool is_scaled_step(const ari_sketch_update *u)
     return rest < 0.25 * off * off;
 }
 
-/* An element whose gradient is off by a part y of it moves by min(2, 2y) of its step besides. Tiny elements may be off
- * by all of it, if they are few. Of the others let d be the norm of the gradients' difference, in parts of theirs, and
- * elements as dense near zero as at their root mean square: the steps' squares sum up to at most the whole step's times
- * the mean of min(2, 2d/z)^2 over z, which is 8 d. A gradient that is all rounding, as a key bias's, explains all. */
+/* If an element's gradient is off by a fraction y, the element moves by up to min(2, 2y) of its step. A few tiny
+ * elements may be off by their whole size. For the others let d be the norm of the gradients' difference relative to
+ * the gradients, and assume elements as dense near zero as at the root mean square. Then the squares of the steps sum
+ * up to at most the whole step's square times the mean of min(2, 2d/z)^2 over z, which is 8 d. A gradient that is pure
+ * rounding, such as a key bias's, explains everything. */
 ar_status ari_sketch_excuse(ari_sketch_allowance *allowed, const ari_sketch_update *u)
 {
     static const double most_part = 0.125, most_tiny = 0.125, roundings = 256.0, max_square = 4.0;
@@ -168,7 +170,8 @@ ar_status ari_sketch_excuse(ari_sketch_allowance *allowed, const ari_sketch_upda
 
 bool ari_sketch_update_is_lost(const ari_sketch_allowance *allowed, const ari_sketch_update *u)
 {
-    static const double whole_step = 0.75; /* of a block's step, squared: more than an eighth of turned signs makes */
+    static const double whole_step = 0.75; /* fraction of a block's squared step; more than an eighth of flipped
+                                              signs exceeds it */
     const ar_sketch *a = u->after[0];
     const double plain = allowed->norm - allowed->excused, total_elements = (double)a->elements;
     double elements = 0.0;

@@ -54,7 +54,7 @@ static const ari_sketch_row *first_of(const ari_sketch_report *r, const ari_sket
     return NULL;
 }
 
-/* Steps in which something is learned have other activations. The first that differs ends the search. */
+/* If the model learns, activations change from step to step. The first difference ends the search. */
 static ar_status refuse_repeated_steps(const ari_sketch_report *r)
 {
     size_t repeated = 0;

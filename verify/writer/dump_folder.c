@@ -15,8 +15,8 @@
 
 /* --- of ranks ----------------------------------------------------------------------------------------------------- */
 
-/* "rank-00003.safetensors", or "rank-00003-2.safetensors" with what does not go into the first, as ar_dump_write names
- * them; or one half written (atomic_file.c). */
+/* Returns true for the file names that ar_dump_write uses: "rank-00003.safetensors", and "rank-00003-2.safetensors" for
+ * a second file of the rank. Partly written files (atomic_file.c) count too. */
 static bool is_rank_file(const char *name)
 {
     static const char digits[] = "0123456789";
@@ -68,7 +68,7 @@ static int is_entry(const struct dirent *e)
     return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
 }
 
-/* Calls f for every entry until it fails. *exists: whether the folder is there. */
+/* Calls f for every entry until a call fails. *exists: whether the folder exists. */
 static ar_status visit_folder(const char *folder, bool *exists, ar_status (*f)(const char *folder, const char *name))
 {
     struct dirent **entry = NULL;
@@ -113,7 +113,7 @@ static ar_status count_entry(const char *folder, const char *name)
     return ar_error_set(AR_ERR_IO, "%s: is not empty", ARI_SHOW(folder));
 }
 
-/* A folder in which nothing is is in nobody's way. */
+/* Returns true if the folder is empty. An empty folder may be replaced. */
 static bool is_empty(const char *folder)
 {
     bool exists = false;
@@ -155,12 +155,12 @@ static ar_status remove_dump(const char *folder, const char *name)
     return is_empty(path) ? AR_OK : ari_dump_folder_remove(path);
 }
 
-/* Checks that the folder's disk has about this much room. */
+/* Checks that the folder's file system has about this many bytes free. */
 static ar_status expect_room(const char *folder, size_t bytes)
 {
-    static const double sure = 0.85; /* of an estimate, which is off by less */
+    static const double sure = 0.85; /* safety factor of the size estimate, whose error is smaller */
     struct statvfs s;
-    if (statvfs(folder, &s) != 0 || s.f_blocks == 0) /* a file system that does not tell */
+    if (statvfs(folder, &s) != 0 || s.f_blocks == 0) /* a file system that does not report its size */
         return AR_OK;
     const double free_bytes = (double)s.f_bavail * (double)s.f_frsize;
     if ((double)bytes * sure <= free_bytes)
@@ -169,7 +169,7 @@ static ar_status expect_room(const char *folder, size_t bytes)
                         (double)bytes * 1e-9, free_bytes * 1e-9);
 }
 
-/* Checks that the parent folder of a new one exists, and has room. */
+/* Checks that a new folder's parent exists and has enough space. */
 static ar_status expect_parent(const char *folder, size_t bytes)
 {
     char parent[2048] = "./";
@@ -186,7 +186,7 @@ static ar_status expect_parent(const char *folder, size_t bytes)
     return stat(parent, &s) == 0 ? expect_room(parent, bytes) : ari_io_fail("open the folder", parent);
 }
 
-/* The place of an earlier dump, which goes first, is free for the new one. */
+/* Space of an earlier dump counts as free, because the earlier dump is removed first. */
 ar_status ari_dump_check_folder_check(const char *folder, size_t bytes)
 {
     bool exists = false;

@@ -12,9 +12,9 @@
 #include "verify/writer/dump_listener_private.h"
 #include "verify/writer/dump_ranks.h"
 
-/* The rank's part of one tensor. */
+/* This rank's part of one tensor. */
 typedef struct tensor_part {
-    char name[ARI_REFERENCE_NAME]; /* first: the key */
+    char name[ARI_REFERENCE_NAME]; /* the key; must be the first field */
     ar_tensor local;               /* contiguous, owned */
     ar_layout layout;
 } tensor_part;
@@ -61,8 +61,8 @@ void ar_dump_listener_destroy(ar_dump_listener *l)
 
 /* --- copying ------------------------------------------------------------------------------------------------------ */
 
-/* The smallest part of the local tensor that has all boxes, and the boxes in it: of a share of a gradient the rest of
- * the tensor is nothing. False: it holds nothing. */
+/* Reduces the tensor to the smallest part that contains all boxes, and moves the boxes accordingly. The rest of a
+ * gradient's share is zero. Returns false if no box is left. */
 static bool crop(ar_tensor *part, ar_layout *layout, const ar_tap_event *e)
 {
     *part = *e->local;
@@ -126,7 +126,7 @@ void ari_join_rows(ar_layout *have, const ar_layout *addend, ari_side side)
     }
 }
 
-/* True if both are parts of one tensor that can be stacked along dimension 0. */
+/* Returns true if both are parts of one tensor that can be concatenated along dimension 0. */
 static bool stackable(const tensor_part *k, const ar_tensor *t, const ar_layout *o)
 {
     return ari_same_tensor(&k->layout, o) && k->local.ndim == t->ndim &&
@@ -240,7 +240,7 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
                                  const char *const *metadata, size_t n_meta)
 {
     ar_dump_value *values = NULL;
-    ar_tensor *integer_tensors = NULL; /* of those whose values are whole numbers */
+    ar_tensor *integer_tensors = NULL; /* integer tensors among them */
     ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
     AR_TRY(ARI_TAKE(&values, &arena, l->count, "a list of a rank's tensors"));
     AR_TRY(ARI_TAKE(&integer_tensors, &arena, l->count, "a list of a rank's tensors"));

@@ -7,11 +7,11 @@
 
 AR_BEGIN_DECLS
 
-/** Forgets what was reported, so that the next run starts afresh. */
+/** Discards all reported values before the next run. */
 void ari_dump_listener_clear(ar_dump_listener *l);
-/** The values kept, in the order of first reports. Borrows until the next report. Value i; false: there is none. */
+/** Returns the number of stored values. They are in the order of their first reports. */
 size_t ari_dump_listener_count(const ar_dump_listener *l);
-/** The values kept, in the order of first reports. Borrows until the next report. Value i; false: there is none. */
+/** Gets value i. The memory is borrowed until the next report. Returns false if i is out of range. */
 bool ari_dump_listener_at(const ar_dump_listener *l, size_t i, ar_dump_value *value);
 
 AR_END_DECLS

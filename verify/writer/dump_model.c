@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.json: what a run was, besides its tensors, as anyrank.capture writes it too (docs/guide/pytorch.md). */
+/* Writes model.json, which describes a run besides its tensors. anyrank.capture writes the same file
+ * (docs/guide/pytorch.md). */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -16,7 +17,7 @@
 #include "verify/writer/dump_ranks.h"
 
 #define FORMAT "anyrank model"
-#define MOST_RATES 1000 /* steps: of a longer run learning rates are left out */
+#define MOST_RATES 1000 /* number of steps; learning rates of a longer run are omitted */
 
 bool ari_dump_model_is(const char *path)
 {
@@ -37,7 +38,7 @@ static json_t *count(size_t n)
     return json_integer((json_int_t)n);
 }
 
-/* The config under the names of Hugging Face, so that it is compared with one that was captured. */
+/* Returns the config under Hugging Face's names, so that it can be compared with a captured config. */
 static json_t *config_json(const ar_config *c)
 {
     return json_pack(
@@ -66,7 +67,7 @@ static json_t *mesh_json(const ar_parallel *p)
     return mesh;
 }
 
-/* One value of each rank. */
+/* Returns an array with the same value for each rank. */
 static json_t *by_rank(const ar_parallel *p, uint64_t value)
 {
     json_t *list = json_array();
@@ -98,7 +99,7 @@ static json_t *schedulers_json(const ar_optimizer_options *o)
                      ari_json_number(o->min_lr));
 }
 
-/* {"1": [[0.001]], ..}: of the one optimizer's first group. */
+/* Returns {"1": [[0.001]], ..}: the rates of the only optimizer's first parameter group by step. */
 static json_t *rates_json(const ar_optimizer_options *o, uint64_t steps)
 {
     json_t *rates = json_object();
@@ -123,7 +124,7 @@ ar_status ari_dump_model_write(const char *folder, const ar_config *c, const ar_
     bool exists = false;
     AR_TRY(ari_file_path(&path, folder, ARI_DUMP_MODEL));
     AR_TRY(ari_file_is_in(&exists, folder, ARI_DUMP_MODEL));
-    if (exists && !ari_dump_model_is(path)) /* somebody's own */
+    if (exists && !ari_dump_model_is(path)) /* a file that another program wrote */
         return AR_OK;
     const ar_parallel *p = &r->parallel;
     json_t *o = json_pack("{s:s, s:i, s:s, s:{s:s}, s:i, s:o, s:i, s:{s:o}, s:o, s:{s:o, s:o, s:o}}", "format", FORMAT,

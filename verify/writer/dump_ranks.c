@@ -153,7 +153,7 @@ static ar_status make_beside(char *path, size_t cap, int *lock, const char *fold
     return ari_dump_folder_clear(&exists, path);
 }
 
-/* After a failure, whose message stays. */
+/* Removes the folder after a failure. The failure's message is kept. */
 static ar_status discard(const char *folder, ar_status st)
 {
     const ari_outcome failed = ari_outcome_of(st);
