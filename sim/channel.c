@@ -13,21 +13,21 @@
  * A rank that destroys its communicator leaves all channels from and to it, including channels that it never used and
  * channels created later. A rank that waits there gets an error, as in any other group. */
 typedef struct channel {
-    int rank[2]; /* sender, receiver: members of the communicator's group */
+    int rank[2]; /* sender and receiver, as members of the communicator's group */
     ari_group *group;
-    bool used[2]; /* by a member that will be dropped with its communicator */
+    bool used[2]; /* true if a member that will be dropped with its communicator uses the end */
     struct channel *next;
 } channel;
 
 struct ari_channels {
     pthread_mutex_t lock;
-    const ari_group *group; /* compared and asked while a member of it is left */
+    const ari_group *group; /* the group is used for comparisons and queries while it has members */
     int remaining;
     channel *head;
-    bool departed[]; /* [members of group] */
+    bool departed[]; /* [members of group] whether each member has left */
 };
 
-/* One rank's place in a channel. */
+/* One rank's end of a channel. */
 struct ari_channel_end {
     ari_sim_comm comm;
     const channel *parent;
@@ -46,7 +46,7 @@ ar_status ari_channels_create(ari_channels **out, const ari_group *g)
     return AR_OK;
 }
 
-/* A place that nobody will ever take. */
+/* Marks an end that no member will ever use. */
 static void leave_place(channel *h, int index)
 {
     ari_sim_member_drop(h->group, index);
@@ -127,7 +127,7 @@ static ar_status make_end(struct ari_channel_end **out, ari_sim_comm *c, channel
     return AR_OK;
 }
 
-/* This rank's place in the channel of the call. Several queues of a rank may ask at once. */
+/* Finds this rank's end of the call's channel. Several queues of a rank may call this concurrently. */
 static ar_status end_of(struct ari_channel_end **out, ari_sim_comm *c, const ari_call *call)
 {
     const bool sends = call->kind == ARI_SEND;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cluster of virtual time as text, and whether it makes sense. */
+/* Parses and prints the simulated cluster as text, and checks it. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 #include "sim/sim_impl.h"
 #include "sim/sim_private.h"
 
-/* Latencies: what NCCL's model takes for one step of a ring with its Simple protocol, the one that reaches full
- * bandwidth (src/graph/tuning.cc, hwLat). Rates: the vendor's peak in one direction. */
+/* Latencies: what NCCL's model assumes for one step of a ring with the Simple protocol, which reaches full bandwidth
+ * (src/graph/tuning.cc, hwLat). Rates: the vendor's peak in one direction. */
 static const struct {
     const char *name;
     ar_sim_link link;
@@ -46,7 +46,8 @@ static const unit sizes[] = {{"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"MiB", 0x1
 enum { MOST_PER_NODE = 4096, WORD_BYTES = 96 };
 enum { HAS_NODE = 1, HAS_INSIDE = 2, HAS_BETWEEN = 4, HAS_FLOPS = 8, HAS_PEAK = 16, HAS_MEMORY = 32 };
 
-/* A decimal number at *cursor, past which it moves; of no locale. False: there is none. */
+/* Reads a decimal number at *cursor, independent of the locale, and moves the cursor past it. Returns false if there is
+ * no number. */
 static bool read_number(const char **cursor, double *value)
 {
     static const char digits[] = "0123456789";
@@ -83,7 +84,7 @@ static bool read_number(const char **cursor, double *value)
     return true;
 }
 
-/* `text` is a number and one of the units, and nothing after it. */
+/* Reads `text`, which must be exactly a number with one of the units. */
 static ar_status read_quantity(double *value, const char *word, const char *text, const unit *units,
                                const char *quantity)
 {
@@ -127,7 +128,7 @@ static ar_status read_link(ar_sim_link *link, const char *word, const char *text
                         link_names);
 }
 
-/* "8x". *had: the words that were there. */
+/* Reads a word such as "8x". *had: bit set of the words read so far. */
 static ar_status read_node(ar_sim_cluster *c, const char *word)
 {
     int n = 0;
@@ -221,7 +222,7 @@ static ar_status read_words(ar_sim_cluster *c, const char *text, unsigned *had)
     }
 }
 
-/* A machine's name in front: what it stands for, which the words after it may change. *text moves past it. */
+/* Reads a machine's name at the start, whose values later words may change. Moves *text past it. */
 static ar_status read_machine(ar_sim_cluster *c, const char **text, bool *found)
 {
     char word[WORD_BYTES] = "";
@@ -262,7 +263,7 @@ ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text)
     if (!machine && !(had & HAS_NODE) && (had & HAS_BETWEEN))
         return missing("RANKSx, how many ranks a node has,");
     if (machine && !(had & HAS_PEAK) && cluster.flops > cluster.peak_flops)
-        cluster.peak_flops = cluster.flops; /* narrower numbers than the 16 bits that the peak is of */
+        cluster.peak_flops = cluster.flops; /* a number type narrower than the 16 bits of the peak */
     AR_TRY(ari_virtual_check(&cluster));
     *c = cluster;
     return AR_OK;

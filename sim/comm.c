@@ -7,10 +7,10 @@
 #include "ref/core/size.h"
 #include "sim/wire.h"
 
-/* Up to this size the last member to arrive does the work of all: one barrier instead of two. Measured on two cores,
- * all of `direct` over all of `last`: where every rank has a core 1.0 to 1.4 at 1 KiB and 0.7 to 0.8 at 4 KiB. With
- * more ranks than cores, all of ari_share_run over all of `last`: with 4 and 8 ranks 1.0 to 1.15 at 1 KiB, 1.0 to 1.1
- * at 16 KiB, 0.65 to 1.0 at 32 KiB. */
+/* Sizes up to which the last member to arrive does all the work, with one barrier instead of two. Measured on two
+ * cores: time of `direct` divided by time of `last` is 1.0 to 1.4 at 1 KiB and 0.7 to 0.8 at 4 KiB if every rank has a
+ * core. With more ranks than cores, time of ari_share_run divided by time of `last`, with 4 and 8 ranks, is 1.0 to 1.15
+ * at 1 KiB, 1.0 to 1.1 at 16 KiB, and 0.65 to 1.0 at 32 KiB. */
 enum { LAST_BYTES = 2048, LAST_BYTES_CROWDED = 16384 };
 
 static ari_sim_comm *sim_of(ar_comm *c)
@@ -35,8 +35,8 @@ static void sim_abort(ar_comm *c, ar_status st, const char *why)
 
 /* --- algorithms --------------------------------------------------------------------------------------------------- */
 
-/* Each of two ranks reads what it needs of the other's input, whose copy lies ready: the bytes of a ring, and its bits,
- * since two numbers may be combined in either order. bytes: of what is whole, which two equal shares make up. */
+/* Each of two ranks reads what it needs from a ready copy of the other's input. Bytes and bits equal those of a ring,
+ * because two numbers may be added in either order. bytes: size of the whole, of which each rank has half. */
 static bool swap_run(ari_sim_comm *s, const ari_call *call, size_t bytes)
 {
     const bool gathers = call->kind == ARI_ALL_GATHER, scatters = call->kind == ARI_REDUCE_SCATTER;
@@ -66,7 +66,7 @@ static bool can_swap(const ari_sim_comm *s, const ari_call *call, size_t bytes)
            (call->kind == ARI_ALL_REDUCE || (shared && call->counts[0] == call->counts[1]));
 }
 
-/* The members decide alike, so from nothing but what they agree on. */
+/* Members choose the algorithm only from values that they agree on, so that all choose the same. */
 static ar_status auto_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
@@ -160,7 +160,7 @@ static ar_status sim_split(ar_comm **out, ar_comm *c, int color, int key)
 
 static void sim_destroy(ar_comm *c)
 {
-    if (!sim_of(c)->of_world) /* the world's own ends with ar_sim_run */
+    if (!sim_of(c)->of_world) /* ar_sim_run ends the world's communicator itself */
         ari_sim_comm_free(sim_of(c));
 }
 
@@ -171,9 +171,9 @@ static const ari_run_fn algorithms[] = {
     [AR_SIM_LAST] = ari_last_run,
 };
 
-/* Ranks that share a device meet on the host: the same fault strikes the same transfer, and is reported in the same
- * words, wherever the data lie. What a lost transfer leaves as it was is brought to the host too. A send or recv meets
- * faults in its channel. */
+/* Runs a collective. Ranks that share a device exchange data on the host, so that a fault hits the same transfer and is
+ * reported in the same words wherever the data are. Memory that a lost transfer leaves unchanged is copied to the host
+ * too. send and recv meet faults in their channel. */
 static ar_status sim_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);

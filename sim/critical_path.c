@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/trace_view.h"
 
-/* A lane's activities in sequence: collectives, work, waits. Spans only name those that lie in them. */
+/* A lane's activities in order: collectives, work, waits. Spans only name the activities within them. */
 typedef struct stretch {
     uint64_t begin, end; /* begin < end */
     const ari_record *record;
@@ -9,7 +9,7 @@ typedef struct stretch {
 } stretch;
 
 typedef struct lane_line {
-    stretch *list; /* by time; they do not overlap */
+    stretch *list; /* sorted by time, without overlaps */
     size_t count;
 } lane_line;
 
@@ -17,7 +17,7 @@ typedef struct walk {
     const ari_trace_view *v;
     ari_arena *arena;
     lane_line *lanes;
-    size_t lane;      /* where the path is, */
+    size_t lane;      /* lane on which the path currently is */
     uint64_t time_ns; /* and when */
     ari_path_step *steps;
     size_t count, capacity;
@@ -37,7 +37,7 @@ static ar_status make_line(lane_line *line, ari_arena *arena, const ari_trace_vi
     return AR_OK;
 }
 
-/* The last stretch of the lane that began before `ns`; NULL: none did. */
+/* Returns the last stretch of the lane that began before `ns`, or NULL. */
 static const stretch *stretch_before(const walk *w, size_t lane, uint64_t ns)
 {
     const lane_line *l = &w->lanes[lane];
@@ -59,8 +59,8 @@ static ar_status go_back(walk *w, ari_path_kind kind, uint64_t begin, const ari_
     return AR_OK;
 }
 
-/* To the member whose coming decided when this one was done. By the real clock that is the last one to come, and what
- * was before that was waiting for it; by the virtual one the collective says who it was. */
+/* Continues with the member whose arrival determined when this one was done. On the real clock that is the last member
+ * to arrive, for which the others waited; on the virtual clock the collective has recorded the member. */
 static ar_status through_collective(walk *w, const stretch *s)
 {
     const ari_trace_view *v = w->v;
@@ -77,7 +77,7 @@ static ar_status through_collective(walk *w, const stretch *s)
     return AR_OK;
 }
 
-/* To what the other lane had done last, unless that was over when the wait began. */
+/* Continues with the other lane's last activity, unless it had ended before the wait began. */
 static ar_status through_wait(walk *w, const stretch *s)
 {
     const size_t peer = ari_view_lane_of(w->v, s->record->peer, s->record->peer_track);
@@ -89,8 +89,8 @@ static ar_status through_wait(walk *w, const stretch *s)
     return AR_OK;
 }
 
-/* The lane of the same rank from which this one got its time: a stretch of it ends exactly now, or, in the middle of
- * its work, it enqueued something. The main one first. SIZE_MAX: none. */
+/* Returns the lane of the same rank from which this lane got its time: a stretch of that lane ends exactly now, or
+ * enqueued something in the middle of its work. The main lane is tried first. SIZE_MAX: none. */
 static size_t lane_that_gave_time(const walk *w)
 {
     const int rank = w->v->lanes[w->lane].rank;
@@ -105,9 +105,9 @@ static size_t lane_that_gave_time(const walk *w)
     return works;
 }
 
-/* Nothing was recorded on this lane just before. By the virtual clock its time came from another lane, which enqueued
- * its task or was waited for too shortly to be recorded. By the real clock the main lane computed, and a queue had
- * nothing to do until the main lane gave it something. `before`: where the last stretch ended. */
+/* Handles a gap before the current time. On the virtual clock, the time came from another lane, which enqueued the task
+ * or whose wait was too short to be recorded. On the real clock, the main lane was computing, and a queue was idle
+ * until the main lane enqueued something. `before`: end of the preceding stretch. */
 static ar_status through_gap(walk *w, uint64_t before)
 {
     const ari_view_lane *lane = &w->v->lanes[w->lane];
@@ -137,7 +137,8 @@ static ar_status step_back(walk *w)
     return go_back(w, ARI_PATH_COMPUTE, s->begin, NULL);
 }
 
-/* Moments of several lanes that are equal by chance could lead in a circle: then the lane goes back on its own. */
+/* If times of several lanes are equal by chance, the path could become a circle; then it continues back on the same
+ * lane. */
 static ar_status walk_back(walk *w)
 {
     size_t jumps = 0;
@@ -154,7 +155,7 @@ static ar_status walk_back(walk *w)
     return AR_OK;
 }
 
-/* The lane that ends last; of several the first. */
+/* Finds the lane that ends last; the first of several. */
 static void find_end(walk *w)
 {
     const ari_trace_view *v = w->v;

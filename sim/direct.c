@@ -9,7 +9,7 @@
  *                        in[1]  a1 b1 c1     and writing its sum to three outputs: every input is read once and every
  *                        in[2]  a2 b2 c2     output written once, which is the least there is. */
 
-/* reduce_scatter: what all ranks have for this one. */
+/* Reduces the inputs of all ranks for this rank's output of a reduce_scatter. */
 static void reduce_own(ari_wire *w)
 {
     const ari_sum sum = ari_sum_of(w, w->self, true);
@@ -54,7 +54,7 @@ ar_status ari_direct_run(ar_comm *base, const ari_call *call)
 {
     ari_sim_comm *c = (ari_sim_comm *)base;
     AR_TRY(ari_member_enter(&c->member, base, call, NULL));
-    if (call->kind == ARI_BARRIER) { /* once all have come, all may go */
+    if (call->kind == ARI_BARRIER) { /* once all have arrived, all may leave */
         ari_member_done(&c->member);
         return AR_OK;
     }
@@ -71,9 +71,9 @@ ar_status ari_direct_run(ar_comm *base, const ari_call *call)
 
 /* --- ranks that have no core each --------------------------------------------------------------------------------- */
 
-/* There every rank would have to get a core twice for a collective: to do its slice, and to hear that all have done
- * theirs. Here those that have one when the last rank comes do all the slices; the others find, whenever they get one,
- * that all is done. */
+/* With fewer cores than ranks, every rank would have to be scheduled twice per collective: to do its slice, and to
+ * learn that all slices are done. Therefore the ranks that are running when the last one arrives do all slices, and the
+ * others find everything done when they are scheduled. */
 
 static ar_status share_group(ari_group *g, void *arg)
 {

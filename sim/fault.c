@@ -41,7 +41,7 @@ ar_sim_fault ari_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, 
     ar_sim_fault f = {.kind = (ar_sim_fault_kind)(ari_splitmix(&state) % AR_SIM_FAULT_KINDS)};
     f.rank = (int)(ari_splitmix(&state) % (uint64_t)(ranks > 0 ? ranks : 1));
     f.collective = 1 + ari_splitmix(&state) % (collectives > 0 ? collectives : 1);
-    /* Most collectives have a handful of transfers, so a number among the first is one that happens. */
+    /* Most collectives have only a few transfers, so a small number is drawn, which is likely to occur. */
     const uint64_t among = (uint64_t)1 << ari_splitmix(&state) % 6;
     f.transfer = ari_splitmix(&state) % among;
     f.bit = ari_splitmix(&state);
@@ -88,7 +88,7 @@ static const unsigned kind_fields[AR_SIM_FAULT_KINDS] = {[AR_SIM_DELAY] = HAS_NS
                                                          [AR_SIM_DROP] = HAS_TRANSFER,
                                                          [AR_SIM_SLOW] = HAS_NS};
 
-/* False: a word longer than any that is known. */
+/* Reads the next word. Returns false for a word that is longer than any known one. */
 static bool next_word(char word[WORD_BYTES], const char **text)
 {
     return ari_next_word(word, WORD_BYTES, text) < WORD_BYTES;
@@ -114,7 +114,7 @@ static bool read_u64(uint64_t *value, const char *word)
     return ari_natural(value, word, &end) && *end == '\0';
 }
 
-/* One pair: what of the fault, and its number. */
+/* Reads one pair of a fault's key and value. */
 static ar_status read_pair(ar_sim_fault *f, unsigned *had, const char *key, const char *value, const char *text)
 {
     uint64_t number = 0, rank = 0, *target = NULL;
@@ -184,7 +184,7 @@ bool ari_wire_is_plain(const ari_sim_comm *mover)
     return mover->options->fault_count == 0 && !mover->options->verify_transfers;
 }
 
-/* The communicator's watch, where the options ask for faults or verification; of a communicator that knows its
+/* Creates the communicator's fault state if the options ask for faults or verification. The communicator must know its
  * options. Errors: AR_ERR_MEMORY. */
 static ar_status fault_watch_create(ari_sim_comm *c)
 {
@@ -235,7 +235,7 @@ void ari_fault_stall(ari_sim_comm *c, const ari_call *call, const char *location
     ari_member_hold(&c->member, why);
 }
 
-/* By how much the rank comes later to the collective that it is about to enter. */
+/* Returns the delay with which the rank enters the next collective. */
 static uint64_t late_ns(const ari_sim_comm *c)
 {
     uint64_t sum = 0;
@@ -269,7 +269,7 @@ void ari_fault_before(ari_sim_comm *c, const ari_call *call)
 
 /* --- members ------------------------------------------------------------------------------------------------------ */
 
-/* One rank's place in a group, of which a communicator is one and each end of its channels is another. */
+/* Removes a member from a group. A communicator is a member of one group, and each end of its channels of another. */
 
 void ari_sim_member_drop(ari_group *g, int index)
 {

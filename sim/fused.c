@@ -10,7 +10,7 @@
 
 enum {
     LINE = 64,
-    VECTORS = 8 /* of a block. Each takes a register, and 16 are what the older machines have */
+    VECTORS = 8 /* vectors of a block; each needs a register, and older machines have 16 */
 };
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): types and names cannot be put in parentheses. */
@@ -112,7 +112,7 @@ void ari_stream_bytes(void *dst, const void *src, size_t bytes)
 {
     char *t = dst;
     const char *f = src;
-    /* Streaming stores fill whole cache lines; the ends are copied as usual. */
+    /* Streaming stores write whole cache lines; the ends are copied normally. */
     const size_t head = (LINE - (uintptr_t)t % LINE) % LINE;
     if (bytes < head + LINE) {
         memcpy(t, f, bytes);

@@ -18,7 +18,7 @@ typedef struct last_call {
     ari_sim_comm *c;
     const ari_call *call;
     bool plain; /* the wire */
-    bool moves; /* this rank came last */
+    bool moves; /* true if this rank arrived last */
 } last_call;
 
 static char *output(const ari_wire *w, int i)
@@ -36,7 +36,8 @@ static bool move_all_reduce(ari_wire *w)
     return good;
 }
 
-/* One slice that rank c gets: whole in the mover's own output, or but for c's own input in c's scratch. */
+/* Moves one slice for rank c: the complete sum to the mover's output, or the sum without c's input to c's scratch
+ * memory. */
 static bool move_slice(ari_wire *w, int c, size_t start, size_t size)
 {
     _Alignas(64) char partial[ARI_WIRE_PIECE_BYTES];
@@ -134,7 +135,7 @@ static void move_all(last_call *l)
 
 /* --- each rank's own ---------------------------------------------------------------------------------------------- */
 
-/* The rank's own move, if any: with a sum that lacks its own input, or with its own part. */
+/* Completes this rank's output, if needed: adds the rank's input to a sum that lacks it, or copies the rank's part. */
 static bool own_move(const ari_sim_comm *c, const ari_call *call, ari_move *m)
 {
     ari_moves moves = ari_moves_within(call, c->member.index);
@@ -157,8 +158,8 @@ static void complete_own(const last_call *l)
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */
 
-/* Runs on the last rank to come. If transfers can fail, data moves after this barrier, and a second one reports the
- * failure to all ranks. */
+/* Runs on the rank that arrives last. If transfers can fail, data move after this barrier, and a second barrier reports
+ * failures to all ranks. */
 static ar_status come_last(ari_group *g, void *arg)
 {
     (void)g;

@@ -21,7 +21,7 @@ typedef struct ring {
     const ari_call *left_call;
     int left_rank, right;
     ari_reduce kernel; /* of reductions */
-    bool past_cache;   /* the outputs are too large for it */
+    bool past_cache;   /* true if the outputs are larger than the cache */
 } ring;
 
 static ring ring_of(ari_wire *w)
@@ -34,7 +34,7 @@ static ring ring_of(ari_wire *w)
                   .left_rank = left_rank,
                   .right = (w->self + 1) % w->n,
                   .kernel = ari_reduce_kernel(call->dtype, call->op),
-                  .past_cache = call->kind != ARI_BROADCAST && /* whose segments stay in the cache */
+                  .past_cache = call->kind != ARI_BROADCAST && /* segments of a broadcast stay in the cache */
                                 ari_stream_pays(count * w->element, w->n)};
 }
 
@@ -44,7 +44,8 @@ static int wrap(const ring *g, int c)
     return (c + 2 * g->wire->n) % g->wire->n;
 }
 
-/* The offset of chunk c in the whole buffer, in bytes. all_reduce cuts evenly, the others by their counts. */
+/* Computes the offset of chunk c in the whole buffer, in bytes. all_reduce divides evenly, other collectives by their
+ * counts. */
 static void chunk_of(const ring *g, int c, size_t *offset, size_t *bytes)
 {
     if (g->wire->call->kind == ARI_ALL_REDUCE) {
@@ -57,7 +58,7 @@ static void chunk_of(const ring *g, int c, size_t *offset, size_t *bytes)
     *bytes *= g->wire->element;
 }
 
-/* One step is over, whose bytes moved since then: it is published and recorded. chunk -1: nothing was sent. */
+/* Ends a step whose bytes have moved since `since`: publishes and records the step. chunk -1: nothing was sent. */
 static void end_step(const ring *g, ari_moment since, uint64_t steps_done, ar_ring_step step)
 {
     const ar_sim_options *o = g->wire->mover->options;
@@ -71,7 +72,7 @@ static void end_step(const ring *g, ari_moment since, uint64_t steps_done, ar_ri
         o->ring_trace(o->ring_trace_user, &step);
 }
 
-/* Step s of a round: the chunk that is sent is the one after the chunk received. */
+/* Ends step s of a round, in which the sent chunk is the one after the received chunk. */
 static void round_step(const ring *g, ari_moment since, int phase, int s, uint64_t steps_done, int received,
                        size_t bytes)
 {
@@ -80,8 +81,8 @@ static void round_step(const ring *g, ari_moment since, int phase, int s, uint64
                  .phase = phase, .step = s, .chunk = wrap(g, received + 1), .read_chunk = received, .bytes = bytes});
 }
 
-/* Partial sums of a reduce_scatter: two places in turn, since the output has room for the own chunk alone. Each is a
- * whole number of cache lines; the scratch memory is not, where something else has made it grow. */
+/* Returns the memory for partial sums of a reduce_scatter. Two areas alternate, because the output has space only for
+ * the rank's chunk. Each area is a whole number of cache lines; the scratch memory may be larger. */
 static char *partial_place(const ari_sim_comm *c, int step)
 {
     return (char *)c->scratch + (step % 2 ? c->scratch_bytes / 2 / 64 * 64 : 0);
@@ -104,7 +105,8 @@ static char *own_partial(const ring *g, int step, size_t offset)
     return step == g->wire->n - 2 ? (char *)g->wire->call->out.ptr : partial_place(g->wire->mover, step);
 }
 
-/* to = `bytes` that lie at `src` in the left neighbour's memory, combined with own input. False: broken off. */
+/* Combines `bytes` at `src` in the left neighbour's memory with the local input, and writes the result. Returns false
+ * if the collective was aborted. */
 static bool add_piece(const ring *g, void *dst, const void *src, const void *local_input, size_t bytes)
 {
     const size_t piece = ARI_WIRE_PIECE_BYTES;
@@ -122,7 +124,7 @@ static bool add_piece(const ring *g, void *dst, const void *src, const void *loc
     return true;
 }
 
-/* Steps 0 .. N-2. A place of partial sums is written again only after the right neighbour has read it. */
+/* Runs steps 0 .. N-2. An area for partial sums is overwritten only after the right neighbour has read it. */
 static bool reduce_scatter_steps(const ring *g)
 {
     ari_member *m = &g->wire->mover->member;
@@ -144,9 +146,10 @@ static bool reduce_scatter_steps(const ring *g)
     return true;
 }
 
-/* Steps first_step .. first_step+N-2 of the call. In an all_reduce the chunk that arrives at step s takes the place of
- * what the right neighbour read at step s of the reduce-scatter. That is over: the left neighbour has done first_step+s
- * = N-1+s steps, so the one before it N-2+s, and so on round the ring to the right neighbour, which has done s+1. */
+/* Runs steps first_step .. first_step+N-2 of the call. In an all_reduce the chunk that arrives at step s overwrites
+ * what the right neighbour read at step s of the reduce-scatter. That read is complete: the left neighbour has done
+ * first_step+s = N-1+s steps, hence its left neighbour N-2+s, and so on around the ring to the right neighbour, which
+ * has done s+1. */
 static void all_gather_steps(const ring *g, int first_step)
 {
     ari_member *m = &g->wire->mover->member;
@@ -199,7 +202,7 @@ static void broadcast(const ring *g)
         const size_t bytes = total_bytes - offset < SEGMENT_BYTES ? total_bytes - offset : SEGMENT_BYTES;
         const char *src = (const char *)g->left_call->out.ptr + offset;
         if (place > 1 && !ari_member_await(&g->wire->mover->member, g->left_rank, k + 1))
-            return; /* the root has all segments from the beginning */
+            return; /* the root has all segments from the start */
         const ari_moment since = ari_record_moment();
         if (!ari_wire_take(g->wire, (char *)call->out.ptr + offset, g->left_rank, src, bytes, false))
             return;
@@ -214,7 +217,7 @@ static void broadcast(const ring *g)
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */
 
-/* Bytes of partial sums. */
+/* Returns the number of bytes for partial sums. */
 static size_t scratch_of(const ari_sim_comm *c, const ari_call *call)
 {
     return call->kind == ARI_REDUCE_SCATTER && c->base.size > 2 ? ari_two_parts(call, c->base.size) : 0;

@@ -13,12 +13,12 @@
 enum { MOST_RANKS = 4096 };
 #define DEFAULT_TIMEOUT_NS ((uint64_t)10000000000u)
 
-/* Ranks start together, or not at all: if a thread cannot be made, no rank's function has run. */
+/* All ranks start, or none: if a thread cannot be created, no rank's function runs. */
 typedef struct start {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     enum { START_WAIT, START_GO, START_CANCEL } state;
-    int core; /* that rank 0 begins on */
+    int core; /* core on which rank 0 starts */
 } start;
 
 typedef struct rank_run {
@@ -30,7 +30,7 @@ typedef struct rank_run {
     ar_rank_fn fn;
     void *arg;
     int rank;
-    ar_status st; /* what fn returned */
+    ar_status st; /* status returned by fn */
 } rank_run;
 
 static bool may_start(start *s)
@@ -56,7 +56,7 @@ static void *rank_main(void *arg)
     rank_run *r = arg;
     if (!may_start(r->gate))
         return NULL;
-    /* Otherwise the system may leave two ranks on one core, where each hands over to the other at every barrier. */
+    /* otherwise the system may place two ranks on one core, where they would alternate at every barrier */
     if (ari_world_has_cores(r->world))
         ari_begin_on_core(r->gate->core + r->rank);
     ari_lane_enter(r->lane);
@@ -126,7 +126,7 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
     return ari_fault_check(o->faults, o->fault_count, ranks);
 }
 
-/* Instruments that watch or drive the run, as the options ask. */
+/* Creates the run's instruments as the options request. */
 static ar_status instruments_of(ari_instruments *instruments, const ar_sim_options *o)
 {
     *instruments = (ari_instruments){.trace = o->trace};
@@ -142,7 +142,7 @@ static ar_status instruments_of(ari_instruments *instruments, const ar_sim_optio
 /* The first failure of the world becomes this thread's. */
 static void tell_failure(ar_status st, const ari_world *world, const ar_sim_options *o)
 {
-    /* A table too long for a message loses its end, not the line that replays the run. */
+    /* If the message is too long, the table loses its end, not the line that replays the run. */
     enum { TABLE_BYTES = 8000 };
     if (o->explore)
         ar_error_set(st, "%.*s\nschedule seed %llu replays this run", TABLE_BYTES, ari_world_error(world),

@@ -4,23 +4,24 @@
 #include "anyrank/sim.h"
 #include "ref/comm/rendezvous.h"
 
-typedef struct ari_channels ari_channels; /* of one group, shared by its members */
+typedef struct ari_channels ari_channels; /* the channels of one group, shared by its members */
 struct ari_channel_end;
 
-/* One rank's place in one group of the simulated cluster. */
+/* One rank's communicator for one group of the simulated cluster. */
 typedef struct ari_sim_comm {
-    ar_comm base; /* first: an ar_comm * is one of these */
+    ar_comm base; /* the base must be the first field, since an ar_comm * points to it */
     ari_member member;
-    const ar_sim_options *options; /* of the world; borrowed */
-    bool of_world;                 /* made by ar_sim_run, which also ends it */
+    const ar_sim_options *options; /* the world's options; borrowed */
+    bool of_world;                 /* true if ar_sim_run created the communicator and will end it */
     struct ari_fault_watch *watch; /* NULL: neither faults nor verification */
     bool swaps;                    /* AR_SIM_AUTO: short collectives of two ranks go by ari_member_swap */
-    void *scratch;                 /* partial sums; grows */
+    void *scratch;                 /* scratch memory for partial sums, which grows */
     size_t scratch_bytes;
     ari_channels *channels;               /* channels for sends and recvs within the group */
-    struct ari_channel_end *channel_ends; /* this rank's places in them; guarded by the channels' lock */
-    struct ari_sim_comm *counted_by;      /* of a place in a channel: the communicator that counts its bytes */
-    /* Filled for each member by the one that does the split. NULL: no group for this one. */
+    struct ari_channel_end *channel_ends; /* this rank's ends of the channels; guarded by the channels' lock */
+    struct ari_sim_comm *counted_by;      /* for a channel's end: the communicator that counts its bytes */
+    /* communicators of the new groups, filled for each member by the member that performs the split. NULL: the member
+     * is in no group */
     ari_group *split_group;
     ari_channels *split_channels;
     int split_index;
@@ -31,8 +32,8 @@ typedef struct ari_sim_comm {
 AR_NODISCARD ar_status ari_sim_comm_create(ari_sim_comm **out, ari_group *g, ari_channels *channels, int index,
                                            const ar_sim_options *options);
 void ari_sim_comm_free(ari_sim_comm *c);
-/** The same of one in the caller's zeroed storage that has no channels: a place in one. Errors: AR_ERR_MEMORY; then the
- *  member has not been used. */
+/** Initialises a communicator without channels, such as an end of a channel, in the caller's zeroed storage. Errors:
+ *  AR_ERR_MEMORY; then the member has not been used. */
 AR_NODISCARD ar_status ari_sim_comm_init(ari_sim_comm *c, const ari_comm_ops *ops, ari_group *g, int index,
                                          const ar_sim_options *options);
 void ari_sim_comm_fini(ari_sim_comm *c);
@@ -41,18 +42,21 @@ void ari_sim_member_drop(ari_group *g, int index);
 /** Reserves memory before a collective, because no member may fail once it is agreed upon. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes);
 
-/* Algorithms: the whole call, from entering to leaving. */
+/* Algorithms. Each runs a whole call, from entering to leaving. */
 
-/** direct: r reads what it needs from every member, and for all_reduce writes its slice to every member. */
+/** The `direct` algorithm: each rank reads what it needs from every member, and for all_reduce writes its slice to
+ *  every member. */
 AR_NODISCARD ar_status ari_direct_run(ar_comm *c, const ari_call *call);
-/** ring: r reads its left neighbour (r - 1 mod N), step by step. direct for kinds that go round no ring. */
+/** The `ring` algorithm: each rank r reads from its left neighbour (r - 1 mod N), step by step. Kinds that do not use a
+ *  ring run `direct`. */
 AR_NODISCARD ar_status ari_ring_run(ar_comm *c, const ari_call *call);
-/** last: the last rank to enter does the work of all. direct for the same kinds. */
+/** The `last` algorithm: the last rank to enter does the work of all. The kinds that do not use a ring run `direct`. */
 AR_NODISCARD ar_status ari_last_run(ar_comm *c, const ari_call *call);
-/** An all_reduce over a plain wire of more ranks than cores: `direct`, but each slice by whichever rank has a core. */
+/** Runs an all_reduce over a plain wire with more ranks than cores: as `direct`, but each slice is done by whichever
+ *  rank is running. */
 AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
 
-/* Channels: what rank a sends to rank b, for each pair of a group that does. */
+/* The channels of a group: one for each pair (a, b) of ranks in which a sends to b. */
 
 /** Creates the group's set of channels, initially empty. It ends when every member has left. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_channels_create(ari_channels **out, const ari_group *g);
@@ -69,5 +73,5 @@ size_t ari_next_word(char *word, size_t capacity, const char **text);
 
 /** Adds the virtual time of a collective on the cluster (`user`: an ar_sim_cluster), for ari_instruments. */
 void ari_virtual_cost(void *user, ari_group *g);
-/** Errors: AR_ERR_ARG, a latency, a rate or a number of ranks that makes no sense. */
+/** Checks a simulated cluster. Errors: AR_ERR_ARG (a meaningless latency, rate or number of ranks). */
 AR_NODISCARD ar_status ari_virtual_check(const ar_sim_cluster *c);

@@ -14,12 +14,12 @@ void ari_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size);
 /** Parses the text of ari_sim_fault_describe. Errors: AR_ERR_ARG, which names the word and the expected form; *f is
  *  unchanged. */
 AR_NODISCARD ar_status ari_sim_fault_parse(ar_sim_fault *f, const char *text);
-/** A fault drawn from a seed: any kind, a rank below `ranks`, a collective of at most `collectives`; delays up to
- *  `longest_ns`. The same on every machine. */
+/** Draws a fault from a seed: any kind, a rank below `ranks`, a collective up to `collectives`, a delay up to
+ *  `longest_ns`. The result is the same on every machine. */
 ar_sim_fault ari_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns);
-/** The same but for the GPU, in words that ar_sim_cluster_parse reads (6 digits). Truncates to size. */
+/** Describes a cluster, except its GPU, in words that ar_sim_cluster_parse reads (6 digits). Truncates to size. */
 void ari_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size);
-/** Refuses options that make no sense for any number of ranks, as ar_sim_run does. Errors: AR_ERR_ARG. */
+/** Refuses options that are meaningless for any number of ranks, as ar_sim_run does. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_sim_options_check(const ar_sim_options *o);
 
 AR_END_DECLS

@@ -23,7 +23,7 @@ static const void *input(const ari_sum *s, int k, size_t offset, size_t bytes, i
     return i == s->wire->self ? ptr : ari_wire_read(s->wire, i, ptr, bytes, place);
 }
 
-/* Three inputs at a time join the sum, so that it passes through the cache less often. */
+/* Three inputs at a time are added to the sum, so that it passes through the cache less often. */
 bool ari_sum_piece(const ari_sum *s, void *out, size_t offset, size_t count)
 {
     const int n = s->wire->n, ranks = (s->last_member + n - s->first_member) % n + 1;
@@ -74,9 +74,10 @@ static slice slice_of(ari_wire *w, int c)
                    .past_cache = ari_stream_pays(w->call->count * w->element, w->n)};
 }
 
-/* By pieces: what any wire can carry. */
+/* Copies a sum to the outputs in pieces that any wire can transfer. */
 
-/* Writes what is complete to every output but the mover's own, and to that too where the sum lies elsewhere. */
+/* Writes the complete sum to every output except the mover's, and to the mover's as well if the sum is stored
+ * elsewhere. */
 static bool hand_out(const slice *s, const char *sum, size_t offset, size_t bytes)
 {
     ari_wire *w = s->wire;
@@ -104,7 +105,7 @@ static bool move_pieces(const slice *s, size_t begin, size_t end)
     return true;
 }
 
-/* All at once: where memory is read and written where it lies. */
+/* Moves the data in one call, where memory can be read and written in place. */
 
 enum { CALL_BYTES = 1 << 15 }; /* of the slice, between two looks at the wire */
 
@@ -122,7 +123,8 @@ static size_t move_fused(const slice *s, const ari_fused *f, ari_fused_fn kernel
     }
 }
 
-/* The kernel takes whole vectors, past the cache from the beginning of a cache line on; pieces are the rest. */
+/* The kernel processes whole vectors and bypasses the cache from the start of a cache line on; the rest is moved in
+ * pieces. */
 static bool move_slice(const slice *s, ari_fused_fn kernel)
 {
     const ari_wire *w = s->wire;

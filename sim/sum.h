@@ -11,13 +11,14 @@ typedef struct ari_sum {
     int first_member, last_member; /* members first_member, .., last_member (modulo N) */
 } ari_sum;
 
-/** The sum of the agreed call: over all members, in the order that ends at `end`, or (not whole) over all except that
- *  one, which adds its own input afterwards. */
+/** Returns the sum for the agreed call over all members, in the order that ends with member `end`. With is_full false,
+ *  the sum omits that member, which adds its input afterwards. */
 ari_sum ari_sum_of(ari_wire *w, int end, bool is_full);
-/** Elements that one piece may have. */
+/** Returns the maximum number of elements of one piece. */
 size_t ari_sum_piece_count(const ari_sum *s);
-/** out = the reduction of `count` elements that lie `offset` bytes into the inputs. out is memory of the mover that is
- *  not read, or the same elements of an input: it is written when all of them were read. False: broken off. */
+/** Reduces `count` elements at byte offset `offset` of the inputs and writes the result to `out`. `out` is memory of
+ *  the mover that nobody reads, or the same elements of an input; it is written after all inputs were read. Returns
+ *  false if the collective was aborted. */
 AR_NODISCARD bool ari_sum_piece(const ari_sum *s, void *out, size_t offset, size_t count);
 
 /* Sum of many inputs written to many outputs in one pass: a block of the sum stays in registers until it is in every
@@ -25,12 +26,13 @@ AR_NODISCARD bool ari_sum_piece(const ari_sum *s, void *out, size_t offset, size
 
 enum { ARI_MAX_FUSED = 64 }; /* inputs, and outputs */
 
-/* The outputs of a block are written after all inputs of the block were read: an output may be one of the inputs. */
+/* A fused reduction. The outputs of a block are written after all of the block's inputs were read, so an output may be
+ * one of the inputs. */
 typedef struct ari_fused {
-    const char *const *in; /* [inputs], in the order of additions: ((in[0] + in[1]) + in[2]) + ... */
+    const char *const *in; /* [inputs] in the order of the additions: ((in[0] + in[1]) + in[2]) + ... */
     char *const *out;      /* [outputs] */
     int inputs, outputs;
-    bool past_cache; /* outputs bypass the cache until ari_stream_end; needs `offset` as ari_fused_head gives it */
+    bool past_cache; /* true: outputs bypass the cache until ari_stream_end; needs an `offset` from ari_fused_head */
 } ari_fused;
 
 /** Computes the bytes [offset, end) of the outputs from those of the inputs in full vectors. Returns where it
@@ -39,10 +41,10 @@ typedef size_t (*ari_fused_fn)(const ari_fused *f, size_t offset, size_t end);
 
 /** Returns the fused kernel with ari_reduce's bits for a dtype and operation; NULL: none. */
 ari_fused_fn ari_fused_kernel(ar_dtype t, ar_op op);
-/** The number of bytes from `offset` on before a cache line of every output begins. False: the outputs have different
- *  alignments, or lines begin within an element. */
+/** Computes the number of bytes from `offset` to the first position at which a cache line of every output begins.
+ *  Returns false if the outputs' alignments differ, or lines begin within an element. */
 bool ari_fused_head(const ari_fused *f, size_t offset, size_t element, size_t *head);
 
-/** Slice c of the all_reduce that is agreed upon, from all inputs to all outputs, by the wire's mover, whichever member
- *  that is: N-1 reads and N-1 writes of the slice, so the N slices come to the ring's 2(N-1) D. False: broken off. */
+/** Moves slice c of the agreed all_reduce from all inputs to all outputs, by any member. This takes N-1 reads and N-1
+ *  writes of the slice, so all N slices take the ring's 2(N-1) D bytes. Returns false if the collective was aborted. */
 bool ari_slice_move(ari_wire *w, int c);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A trace in the JSON of Chrome's trace viewer, which Perfetto opens. simulated-cluster.md says how it is read. */
+/* Writes a trace as JSON for Chrome's trace viewer, which Perfetto also opens. simulated-cluster.md says how to read
+ * the trace. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,18 +8,18 @@
 #include "ref/core/atomic_file.h"
 #include "sim/trace_view.h"
 
-/* The main thread's spans and its collectives are tracks of their own: in a span of computation a collective would look
- * like a part of it. */
+/* Kinds of tracks. The main thread's spans and its collectives have separate tracks, because inside of a computation's
+ * span a collective would look like part of it. */
 typedef enum track_kind { ALL_OF_LANE, COMPUTATION, COMMUNICATION } track_kind;
 
 typedef struct writer {
     FILE *out;
     const ari_trace_view *view;
-    bool any; /* an event has been written */
+    bool any; /* true once an event has been written */
     uint64_t flows;
 } writer;
 
-/* Track numbers mean a track of the whole file, and readers take 0 for an idle processor. */
+/* Returns the number of a track. Track numbers are global in the file, and readers treat 0 as an idle processor. */
 static size_t track_id(size_t lane, track_kind kind)
 {
     return 2 * lane + (kind == COMMUNICATION ? 2 : 1);
@@ -44,7 +45,7 @@ static void begin_event(writer *w, const char *phase, int pid)
 /* Microseconds with three decimals. Readers that multiply by 1000 and cut off get `ns` back. */
 static void say_us(FILE *out, uint64_t ns)
 {
-    /* Perfetto's reader has (int64_t)(us * 1000.0), which for some decimals is the nanosecond before. */
+    /* Perfetto computes (int64_t)(us * 1000.0), which for some decimals is the preceding nanosecond. */
     const bool falls_short = (uint64_t)((double)ns / 1000.0 * 1000.0) < ns;
     fprintf(out, "%llu.%03u%s", (unsigned long long)(ns / 1000), (unsigned)(ns % 1000), falls_short ? "1" : "");
 }
@@ -214,7 +215,8 @@ static void put_slices(writer *w)
 
 /* --- arrows ------------------------------------------------------------------------------------------------------- */
 
-/* An end of an arrow lies in a slice, and before its end: where one slice ends the reader looks into the next. */
+/* Returns true if an arrow may end at this time in a slice: before the slice's end, because at the end of one slice the
+ * reader looks into the next. */
 static bool lies_in(const ari_trace_view *v, const ari_record *r, uint64_t ns)
 {
     return ari_view_begin(v, r) <= ns && ns < ari_view_end(v, r);
@@ -252,7 +254,7 @@ static place member_at(const ari_rendezvous_member *m, uint64_t ns)
     return (place){m->lane, m->record, ns};
 }
 
-/* From the member that came last to each one that waited for it. */
+/* Draws arrows from the member that arrived last to each member that waited for it. */
 static void put_waits(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
@@ -267,7 +269,7 @@ static void put_waits(writer *w, const ari_rendezvous *m)
     }
 }
 
-/* Data goes from a sender to its receiver. */
+/* Draws an arrow from a sender to its receiver. */
 static void put_message(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
@@ -282,7 +284,8 @@ static void put_message(writer *w, const ari_rendezvous *m)
     put_arrow(w, "data", "message", &origin, &target);
 }
 
-/* In virtual time collectives go round a ring: what each member receives comes from its left neighbour. */
+/* Draws the arrows of a ring. In virtual time, collectives use a ring, in which each member receives from its left
+ * neighbour. */
 static void put_ring(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
@@ -300,7 +303,7 @@ static void put_ring(writer *w, const ari_rendezvous *m)
     }
 }
 
-/* Steps of a ring that was recorded: from the neighbour whose memory was read. */
+/* Draws the recorded steps of a ring, from the neighbour whose memory was read. */
 static void put_transfers(writer *w, size_t lane)
 {
     const ari_trace_view *v = w->view;
@@ -320,7 +323,8 @@ static void put_transfers(writer *w, size_t lane)
     }
 }
 
-/* The last thing that a lane had done by then; NULL: nothing. Records are in the order in which they began. */
+/* Returns the last activity of a lane that ended by this time, or NULL. Records are in the order in which they
+ * began. */
 static const ari_record *done_by(const ari_trace_view *v, const ari_view_lane *l, uint64_t ns)
 {
     size_t low = 0;
@@ -333,7 +337,7 @@ static const ari_record *done_by(const ari_trace_view *v, const ari_view_lane *l
     return NULL;
 }
 
-/* From what a queue did last to the thread that waited for it. */
+/* Draws arrows from a queue's last activity to the thread that waited for it. */
 static void put_queue_waits(writer *w, size_t lane)
 {
     const ari_trace_view *v = w->view;
@@ -375,7 +379,8 @@ static void put_counter(writer *w, int pid, uint64_t ns, int64_t bytes)
     fprintf(w->out, ",\"args\":{\"bytes\":%" PRId64 "}}", bytes);
 }
 
-/* Each changes once at a time, whatever begins and ends then: of two values at one moment a reader may show either. */
+/* Writes one change per moment, whatever begins and ends then, because of two values at one moment a reader may show
+ * either. */
 static void put_changes(writer *w, const ari_view_flight *list, size_t n, int64_t *of_rank)
 {
     int64_t total = 0;
@@ -418,7 +423,7 @@ static void put_cut(writer *w)
     fprintf(w->out, "}");
 }
 
-/* In seconds, as ar_trace_summary has it. */
+/* Writes the summary in seconds, as ar_trace_summary has it. */
 static void put_summary(FILE *out, const ar_trace_summary *s)
 {
     fprintf(out,

@@ -32,7 +32,7 @@ static int by_begin(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* In order, and none touching another. */
+/* Sorts the intervals and merges those that touch. */
 static void unite(intervals *s)
 {
     size_t n = 0;
@@ -77,7 +77,8 @@ static uint64_t common(const intervals *a, const intervals *b)
 typedef struct rank_time {
     ari_arena arena;     /* of the intervals */
     intervals moves;     /* in collectives, on any lane */
-    intervals computes;  /* virtual clock: work on any lane; real clock: the main lane in neither of the other two */
+    intervals computes;  /* virtual clock: work on any lane; real clock: the main lane outside of collectives and
+                            waits */
     intervals idles;     /* real clock: the main lane in collectives and waits */
     uint64_t begin, end; /* of the main lane */
 } rank_time;
@@ -98,7 +99,7 @@ static ar_status add_record(rank_time *activity, const ari_trace_view *v, const 
     return moves ? add_interval(&activity->arena, &activity->moves, begin, end) : AR_OK;
 }
 
-/* By the real clock a main lane computes where nothing else is known of it. */
+/* On the real clock, a main lane counts as computing whenever nothing else is recorded for it. */
 static ar_status rest_computes(rank_time *t)
 {
     uint64_t compute_begin = t->begin;
@@ -168,7 +169,7 @@ typedef struct names {
     ari_arena *arena;
     named *list;
     size_t count, capacity;
-    const ari_record *open[64]; /* spans; deeper ones are not recorded */
+    const ari_record *open[64]; /* nested open spans; deeper ones are not recorded */
     size_t depth;
     uint64_t named_end;
 } names;
@@ -213,7 +214,7 @@ typedef struct parts {
     ari_arena *arena;
     ar_trace_part *list;
     size_t count, capacity;
-    names *lanes; /* [lanes of the view] */
+    names *lanes; /* [lanes of the view] names of spans */
 } parts;
 
 static ar_status add_part(parts *path_parts, const char *kind, const char *name, int rank, uint64_t ns)

@@ -25,9 +25,9 @@ uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r)
     return end_of(v, r) - v->start_ns;
 }
 
-/* True if the clock covers the record: computation takes none of the real clock's own time; the virtual clock has the
- * duration of a collective, not of its single transfers, and a wait by the real clock may be none by the virtual
- * one. */
+/* Returns true if the record is part of the view's clock. Computation has no duration on the real clock. The virtual
+ * clock has a collective's duration but not its transfers'. A wait on the real clock may have no duration on the
+ * virtual clock. */
 static bool shows(const ari_trace_view *v, const ari_record *r)
 {
     if (v->clock == AR_TRACE_REAL)
@@ -39,7 +39,7 @@ static bool shows(const ari_trace_view *v, const ari_record *r)
 
 /* --- lanes -------------------------------------------------------------------------------------------------------- */
 
-/* A collective comes before the transfers in it, which have its number. */
+/* A collective precedes its transfers, which have the same number. */
 static int by_order(const void *a, const void *b)
 {
     const ari_record *x = *(const ari_record *const *)a, *y = *(const ari_record *const *)b;
@@ -108,7 +108,8 @@ static int by_rendezvous(const void *a, const void *b)
     return x->lane < y->lane ? -1 : x->lane > y->lane;
 }
 
-/* Members that came at the same moment: the one that the collective itself saw last. */
+/* Finds the last member. Among members that arrived at the same time it is the one that the collective itself saw
+ * last. */
 static void find_last(const ari_trace_view *v, ari_rendezvous *m)
 {
     for (size_t i = 0; i < m->members; i++) {

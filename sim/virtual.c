@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Duration of a collective on the cluster of virtual time: computed from its members' arrivals and calls alone
- * (simulated-cluster.md). The real transfers, and their times, do not matter. */
+/* Computes the duration of a collective on the simulated cluster from its members' arrival times and calls
+ * (simulated-cluster.md). Real transfers and their times have no influence. */
 #include <math.h>
 
 #include "ref/comm/comm_private.h"
@@ -8,10 +8,10 @@
 #include "ref/comm/rendezvous_impl.h"
 #include "sim/sim_impl.h"
 
-enum { MOST_MEMBERS = 4096 }; /* ar_sim_run takes no more ranks */
+enum { MOST_MEMBERS = 4096 }; /* ar_sim_run accepts no more ranks */
 
-/* A time since the first member came, and the member whose coming decided it. Not rounded: a collective is rounded to
- * nanoseconds once, at its end. */
+/* A time since the first member arrived, and the member whose arrival determined it. Times are rounded to nanoseconds
+ * only once, at the end of a collective. */
 typedef struct moment {
     double ns;
     int member;
@@ -19,20 +19,21 @@ typedef struct moment {
 
 typedef struct timing {
     const ar_sim_cluster *cluster;
-    const ari_gpu *gpu; /* NULL: links have their whole rates, and rings are gone through step by step */
+    const ari_gpu *gpu; /* the GPU's model; NULL: links have their full rates, and rings are simulated step by step */
     const ari_group *group;
-    const ari_call *call; /* member 0's; the others' agree with it */
+    const ari_call *call; /* member 0's call, with which the other members' calls agree */
     int n;
     int node[MOST_MEMBERS];
-    double latency[MOST_MEMBERS]; /* rings: of the link that a member receives by; else its slowest */
-    double byte_ns[MOST_MEMBERS], chunk[MOST_MEMBERS]; /* rings: of that link, bytes */
-    moment clock[MOST_MEMBERS];                        /* when each came; at the end when it is done */
-    /* Direct messages: when each came, and a member's port is free; members in the order in which they came. */
+    double latency[MOST_MEMBERS]; /* rings: latency of the link through which a member receives; otherwise of its
+                                     slowest link */
+    double byte_ns[MOST_MEMBERS], chunk[MOST_MEMBERS]; /* rings: that link's time per byte, and the chunk's bytes */
+    moment clock[MOST_MEMBERS];                        /* when each member arrived; at the end, when it is done */
+    /* For direct messages: when each member arrived, when its ports are free, and the members in order of arrival. */
     moment came[MOST_MEMBERS], sends[MOST_MEMBERS], gets[MOST_MEMBERS];
     int order[MOST_MEMBERS];
 } timing;
 
-/* At equal times the first decides. */
+/* Returns the later moment; for equal times the first argument. */
 static moment later(moment a, moment b)
 {
     return b.ns > a.ns ? b : a;
@@ -81,7 +82,7 @@ static size_t chunk_bytes(const timing *t, int chunk)
     return size * ar_dtype_bytes(call->dtype);
 }
 
-/* Times of a ring's steps, looked up once: n of them at each of n members. */
+/* Precomputes the times of n steps of a ring for each of n members. */
 static void prepare_ring(timing *t)
 {
     for (int r = 0; r < t->n; r++) {
@@ -92,10 +93,10 @@ static void prepare_ring(timing *t)
     }
 }
 
-/* n - 1 steps: in step s member r receives chunk r + first_chunk - s from its left neighbour, when both have done the
- * step before. An empty chunk takes the latency too: the step is made all the same. Reduce-scatter: partial sums of
- * chunk c go from c + 1 round to c, so first is n - 1; all-gather: chunk c goes from c round to c - 1, so first is
- * 0. */
+/* Simulates n - 1 steps: in step s, member r receives chunk r + first_chunk - s from its left neighbour once both have
+ * done the preceding step. An empty chunk also takes the latency. Reduce-scatter: partial sums of chunk c travel from
+ * member c + 1 around the ring to c, so first_chunk is n - 1. All-gather: chunk c travels from c to c - 1, so
+ * first_chunk is 0. */
 static void ring(timing *t, int first_chunk)
 {
     const int n = t->n;
@@ -112,8 +113,8 @@ static void ring(timing *t, int first_chunk)
     }
 }
 
-/* Everything goes from `start` to the right through all members, each passing on what has come so far: as many small
- * pieces, so that a link's latency counts once and the slowest link's rate decides. */
+/* Simulates a pipelined broadcast from `start` to the right through all members. Data move in many small pieces, so
+ * that each link's latency counts once and the slowest link determines the rate. */
 static void chain(timing *t, int start, size_t bytes)
 {
     moment head = t->clock[start], tail = head; /* of the data, at the member before */
@@ -122,7 +123,7 @@ static void chain(timing *t, int start, size_t bytes)
         const int r = (start + p) % t->n;
         const ar_sim_link l = link_of(t, before, r);
         const double latency = latency_ns(l), moving = moving_ns(l, bytes);
-        t->clock[before] = later(tail, plus(head, moving)); /* it has received, and sent */
+        t->clock[before] = later(tail, plus(head, moving)); /* the member has received and forwarded everything */
         head = plus(later(head, t->clock[r]), latency);
         tail = later(plus(head, moving), plus(tail, latency));
         before = r;
@@ -132,16 +133,16 @@ static void chain(timing *t, int start, size_t bytes)
 
 /* --- direct messages ---------------------------------------------------------------------------------------------- */
 
-/* Bytes that member i sends to member k. */
+/* Returns the number of bytes that member i sends to member k. */
 static size_t message_bytes(const timing *t, int i, int k)
 {
     const ari_call *call = ari_group_call(t->group, i);
     return ari_sent_count(call, i, k) * ar_dtype_bytes(call->dtype);
 }
 
-/* The message takes its time of the sender's port out and of the receiver's port in, each of which moves one at a time.
- * Neither waits for the other one's port: a member that is busy with others gives a late one its share when that comes.
- * No message where there is nothing to send. */
+/* Simulates a message, which occupies the sender's outgoing port and the receiver's incoming port; each port moves one
+ * message at a time. Neither port waits for the other: a busy member serves a late one when that one arrives. A message
+ * of 0 bytes is not sent. */
 static void message(timing *t, int i, int k)
 {
     const size_t bytes = message_bytes(t, i, k);
@@ -158,7 +159,7 @@ static void message(timing *t, int i, int k)
     t->latency[k] = fmax(t->latency[k], latency_ns(l));
 }
 
-/* Members in the order in which they came, the lower first of those that came at once. */
+/* Sorts members by arrival; members that arrived together are sorted by number. */
 static void sort_by_coming(timing *t)
 {
     for (int i = 0; i < t->n; i++) {
@@ -169,8 +170,8 @@ static void sort_by_coming(timing *t)
     }
 }
 
-/* Ports take messages in the order in which both members of each have come. A member is done when the last of its own
- * has moved, and the latency of the slowest of its links has passed. */
+/* Simulates direct messages. Ports handle messages in the order in which both members have arrived. A member is done
+ * when its last message has moved and the latency of its slowest link has passed. */
 static void direct(timing *t)
 {
     for (int i = 0; i < t->n; i++) {
@@ -193,7 +194,7 @@ static void direct(timing *t)
 /* Counts the nodes, and the members on the fullest node. */
 static void count_nodes(const timing *t, int *nodes, int *width)
 {
-    int node_number[MOST_MEMBERS], count[MOST_MEMBERS]; /* of each node: its number, its members */
+    int node_number[MOST_MEMBERS], count[MOST_MEMBERS]; /* for each node: its number and the number of its members */
     *nodes = *width = 0;
     for (int i = 0; i < t->n; i++) {
         int node_index = 0;
@@ -208,7 +209,8 @@ static void count_nodes(const timing *t, int *nodes, int *width)
     }
 }
 
-/* So many times round a ring. On a known GPU as the planner has it: for all at once when the last member has come. */
+/* Simulates one or two rounds of a ring. On a known GPU the planner's formula applies: all members finish together,
+ * timed from the last arrival. */
 static void rings(timing *t, bool reduces, bool gathers)
 {
     const ar_sim_link near = link_to(t, true), far = link_to(t, false);
@@ -252,9 +254,9 @@ static void run_kind(timing *t)
     case ARI_BROADCAST:
         chain(t, call->root, bytes);
         break;
-    case ARI_SPLIT: /* takes no time, but needs what everybody called */
+    case ARI_SPLIT: /* takes no time, but needs everybody's call */
         break;
-    default: /* what each pair has of its own */
+    default: /* data that each pair of members exchanges */
         direct(t);
         break;
     }

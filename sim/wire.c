@@ -28,8 +28,8 @@ void ari_wire_close(const ari_wire *w)
 
 /* --- faults ------------------------------------------------------------------------------------------------------- */
 
-/* A transfer over an imperfect transport, and the receiver's checks. A transfer carries its number in the collective,
- * its length and a checksum; all three are computed at the source and compared at the destination. */
+/* A transfer over an unreliable transport, with the receiver's checks. A transfer has its number within the collective,
+ * a length and a checksum, which are computed at the source and compared at the destination. */
 
 typedef struct transfer {
     ari_wire *wire;
@@ -40,7 +40,7 @@ typedef struct transfer {
     size_t bytes;
 } transfer;
 
-/* Each word passes an invertible step, so that two texts of one length that differ in one word differ in the sum. */
+/* Each step is invertible, so that data of equal length that differ in one word have different checksums. */
 static uint64_t checksum_of(const void *data, size_t bytes)
 {
     const char *src = data;
@@ -55,7 +55,7 @@ static uint64_t checksum_of(const void *data, size_t bytes)
 
 /* --- what the receiver says --------------------------------------------------------------------------------------- */
 
-/* Always false: the transfer has not arrived, and the collective is broken off. */
+/* Aborts the collective because the transfer failed. Always returns false. */
 static bool AR_PRINTF(2, 3) refuse(const transfer *t, const char *format, ...)
 {
     ari_member *m = &t->wire->mover->member;
@@ -92,7 +92,7 @@ static bool refuse_content(const transfer *t)
 
 /* --- the way ------------------------------------------------------------------------------------------------------ */
 
-/* False: there is no memory for it, and the collective is broken off. */
+/* Saves a transfer. Returns false if memory is short; the collective is then aborted. */
 static bool keep_transfer(const transfer *t, ari_saved_transfer *k)
 {
     if (t->bytes > k->capacity) {
@@ -121,7 +121,8 @@ static bool verify(const transfer *t, uint64_t number, size_t length, uint64_t c
     return checksum == checksum_of(t->dst, t->bytes) || refuse_content(t);
 }
 
-/* The transport carries it: right, wrong, or not at all. False: the receiver has noticed, or had no memory. */
+/* Delivers the transfer over the transport: correctly, corrupted, or not at all. Returns false if the receiver has
+ * detected a fault or memory is short. */
 static bool carry(const transfer *t)
 {
     ari_sim_comm *c = t->wire->mover;
@@ -163,7 +164,7 @@ static bool begin_transfer(ari_wire *w, uint64_t *number)
         ari_fault_kill(c, w->call, "in the middle of");
     else
         return true;
-    ari_member_break(&c->member, AR_ERR_ABORTED, ""); /* the world has failed already */
+    ari_member_break(&c->member, AR_ERR_ABORTED, ""); /* the world has already failed */
     return false;
 }
 

@@ -16,7 +16,7 @@ static inline bool ari_stream_pays(size_t bytes, int outputs)
 }
 /** Copies like memcpy without leaving the destination in the cache, if the machine supports that. */
 void ari_stream_bytes(void *dst, const void *src, size_t bytes);
-/** Makes what was streamed so far visible before anything the caller publishes next. */
+/** Makes streamed data visible before anything that the caller publishes next. */
 void ari_stream_end(void);
 
 /* --- transfers ---------------------------------------------------------------------------------------------------- */
@@ -26,16 +26,16 @@ void ari_stream_end(void);
 
 enum {
     ARI_WIRE_PULSE_BYTES = 1 << 20,
-    ARI_WIRE_PLACES = 4,           /* inputs that a kernel reads at once */
-    ARI_WIRE_PIECE_BYTES = 1 << 13 /* the longest read: four of them stay in the first-level cache */
+    ARI_WIRE_PLACES = 4,           /* number of inputs that a kernel reads at once */
+    ARI_WIRE_PIECE_BYTES = 1 << 13 /* longest read; four of them fit in the L1 cache */
 };
 
-/* The moving of one thread in one collective that is agreed upon. */
+/* One thread's transfers in one collective after all members have agreed on it. */
 typedef struct ari_wire {
     ari_sim_comm *mover;
     const ari_group *group;
-    const ari_call *call;   /* the mover's own */
-    int n, self;            /* members, and which of them the mover is */
+    const ari_call *call;   /* the mover's call */
+    int n, self;            /* number of members, and the mover's index among them */
     size_t element;         /* bytes */
     bool plain;             /* neither faults nor verification: memory is read in place */
     uint64_t transfers;     /* transfers so far in this collective; not counted on a plain wire */
@@ -43,23 +43,23 @@ typedef struct ari_wire {
     uint64_t since_pulse;   /* bytes since the other members were last informed that the mover is working */
 } ari_wire;
 
-/** True if transfers of this communicator cannot fail; else a collective takes a second barrier, which reports a
- *  failure to every rank. */
+/** Returns true if transfers of this communicator cannot fail. Otherwise a collective has a second barrier, which
+ *  reports a failure to every rank. */
 bool ari_wire_is_plain(const ari_sim_comm *mover);
-/** After entering the collective. */
+/** Begins the transfers of a collective, after entering it. */
 ari_wire ari_wire_open(ari_sim_comm *mover);
-/** Before leaving it: what was moved joins the mover's counts. */
+/** Ends the transfers before leaving the collective, and adds their bytes to the mover's counters. */
 void ari_wire_close(const ari_wire *w);
 
-/* A transfer that is kept, because it is to arrive a second time. */
+/* A saved transfer that is to arrive a second time. */
 typedef struct ari_saved_transfer {
     bool is_pending;
     uint64_t number, checksum;
-    void *bytes; /* [length]; capacity bytes of memory */
+    void *bytes; /* [length] the transferred bytes; capacity: allocated bytes */
     size_t length, capacity;
 } ari_saved_transfer;
 
-/* State of a communicator with faults or verified transfers. Used as its member is: by one thread at a time. */
+/* State of a communicator with faults or verified transfers. Only one thread at a time uses it. */
 typedef struct ari_fault_watch {
     uint64_t number; /* number of the current or next collective, over all of the rank's communicators */
     ari_saved_transfer saved_transfer;
@@ -80,7 +80,7 @@ static inline void ari_wire_pulse(ari_wire *w, size_t bytes)
     w->since_pulse = 0;
 }
 
-/** On a plain wire, replaces a read and a put: the mover has read and written this many bytes in place. */
+/** Accounts for bytes that the mover has read and written in place, instead of a read and a put, on a plain wire. */
 static inline void ari_wire_account(ari_wire *w, size_t read, size_t written)
 {
     w->read += read;
@@ -88,9 +88,9 @@ static inline void ari_wire_account(ari_wire *w, size_t read, size_t written)
     ari_wire_pulse(w, read + written);
 }
 
-/** `bytes`, at most ARI_WIRE_PIECE_BYTES, that lie at `src` in the memory of group member `sender`, as they arrive
- *  here: `src` itself, or a copy that stays until the next read into the same place. NULL: they do not; the collective
- *  is broken off, and the member leaves. */
+/** Returns `bytes` (at most ARI_WIRE_PIECE_BYTES) from `src` in the memory of member `sender` as they arrive here:
+ *  `src` itself, or a copy that is valid until the next read with the same `place`. NULL: the transfer failed; the
+ *  collective is aborted, and the member leaves. */
 static inline const void *ari_wire_read(ari_wire *w, int sender, const void *src, size_t bytes, int place)
 {
     w->read += bytes;
@@ -113,7 +113,7 @@ static inline bool ari_wire_take(ari_wire *w, void *dst, int sender, const void 
     return true;
 }
 
-/** Copies own bytes into the memory of member `receiver`. False: as above. */
+/** Copies local bytes into the memory of member `receiver`. Returns false if the transfer failed, as above. */
 static inline bool ari_wire_put(ari_wire *w, int receiver, void *dst, const void *src, size_t bytes, bool past_cache)
 {
     w->written += bytes;
@@ -126,17 +126,17 @@ static inline bool ari_wire_put(ari_wire *w, int receiver, void *dst, const void
 
 /* --- faults ------------------------------------------------------------------------------------------------------- */
 
-/** Errors: AR_ERR_ARG, a fault that makes no sense. */
+/** Checks the faults' fields. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_fault_check(const ar_sim_fault *faults, size_t count, int ranks);
 
-/** Before the communicator's member enters a collective: counts it, and does what strikes the rank before it. After a
- *  fault that ends the world, entering is an error. */
+/** Called before the communicator's member enters a collective: counts the collective, and applies a fault scheduled
+ *  before it. After a fault that ends the world, entering is an error. */
 void ari_fault_before(ari_sim_comm *c, const ari_call *call);
 /** Returns the next fault of this kind that strikes the communicator's rank in this collective up to this transfer,
  *  after `after` (NULL: the first); NULL: none. */
 const ar_sim_fault *ari_fault_next(const ari_sim_comm *c, ar_sim_fault_kind kind, uint64_t transfer,
                                    const ar_sim_fault *after);
-/** The rank dies, or stands still until the world has failed; `location`: "before", "in the middle of". Afterwards the
+/** Ends the rank, or stalls it until the world has failed; `location`: "before", "in the middle of". Afterwards the
  *  world has failed. */
 void ari_fault_kill(ari_sim_comm *c, const ari_call *call, const char *location);
 void ari_fault_stall(ari_sim_comm *c, const ari_call *call, const char *location);

@@ -45,8 +45,9 @@ void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
     ari_fault_source(&d->src_layout, ctx);
 }
 
-/* kv_replica_wrong_head: of parts that neighbouring ranks hold copies of, rank r takes part r mod P of the P there are.
- * gate_up_interleaved_wrong: of packed blocks (q | k | v), it takes its N-th of all rows as if they were one block. */
+/* kv_replica_wrong_head: neighbouring ranks hold copies of parts, and rank r takes part r mod P of P parts.
+ * gate_up_interleaved_wrong: a rank takes the N-th part of all rows of packed blocks (q | k | v) as if they were one
+ * block. */
 void ari_fault_source(ar_layout *src_layout, const ar_ctx *ctx)
 {
     const bool head = src_layout->replicas > 1 && ari_faulty(ctx, "kv_replica_wrong_head");
@@ -93,7 +94,7 @@ size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n)
     return own_order && (i ^ 1) < n ? i ^ 1 : i;
 }
 
-/* Every rank gets the first one's shard, as far as it fits into each. */
+/* Gives every rank the first rank's shard, as far as it fits. */
 ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx)
 {
     int64_t count = (int64_t)ar_tensor_count(&p->value);
@@ -187,7 +188,7 @@ void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_r
     *samples = 1;
 }
 
-/* bias_grad_wrong_axis: token t's sum over features lands in element t. */
+/* bias_grad_wrong_axis: the sum of token t over features is stored in element t. */
 static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
 {
     const size_t tokens = dy->shape[0] < dy->shape[1] ? dy->shape[0] : dy->shape[1];
@@ -200,7 +201,7 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
     return ARI_KERNEL(ctx, copy_strided, &wrong, &src);
 }
 
-/* row_bias_partial_grad: a row-parallel bias is taken for one that each rank has a part of. */
+/* row_bias_partial_grad: a row-parallel bias is treated as if each rank had a part of it. */
 static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
 {
     ar_tensor part;
@@ -284,8 +285,8 @@ static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size
     return ARI_KERNEL(ctx, add, wide, wide, &ones);
 }
 
-/* norm_padded_lanes, as in vectorised kernels: the statistics cover the width rounded up to a power of two, and the
- * padded rows stay for the backward pass. */
+/* norm_padded_lanes: as in vectorised kernels, statistics cover the width rounded up to a power of two, and the padded
+ * rows are kept for the backward pass. */
 static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
                                   const ar_param *bias, const ar_tensor *y, const ar_tensor *mean,
                                   const ar_tensor *rstd, const ar_tensor *x)
@@ -329,7 +330,7 @@ ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_ten
 
 /* --- vocabulary, loss, attention ---------------------------------------------------------------------------------- */
 
-/* silent_truncation: what N ranks can share evenly is split, and the rest forgotten. */
+/* silent_truncation: divides what N ranks can share evenly, and ignores the rest. */
 void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
 {
     const int n = ar_comm_size(ctx->tp);
@@ -369,7 +370,7 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
     return ARI_KERNEL(ctx, copy_strided, &lost, &nothing);
 }
 
-/* The range is moved by one: the first id of the next shard counts as this one's. */
+/* Shifts the range by one, so that the first id of the next shard counts as this rank's. */
 void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, int64_t *ids, size_t n)
 {
     const int64_t edge = (int64_t)(c->start + c->owned), first_id = (int64_t)c->start;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Injected faults of context parallelism, and of the order in which tokens of several ranks are put together. */
+/* Injected faults of context parallelism, and of the order in which tokens of several ranks are combined. */
 
 #include "ref/context/context_private.h"
 #include "ref/layers/faults.h"
@@ -25,7 +25,7 @@ ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positi
     return ari_positions_ring((size_t)n, !ctx->layout.zigzag, seq, (size_t)place);
 }
 
-/* Each rank's rows as the r-th chunks from either end. */
+/* Orders the ranks' rows as if rank r had the r-th chunk from either end. */
 ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
 {
     const int n = ar_comm_size(ctx->tp), dim = y->ndim - 2;

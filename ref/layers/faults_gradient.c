@@ -4,7 +4,7 @@
 #include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
 
-/* int64 [n] on the device: 0, 1, .. n - 1. */
+/* Creates int64 [n] on the device with 0, 1, .. n - 1. */
 static ar_status every_row(ar_ctx *ctx, ar_tensor *rows, size_t n)
 {
     ARI_OWNED int64_t *host = NULL;

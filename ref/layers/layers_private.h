@@ -25,8 +25,8 @@ ar_branch_split ari_experts_split(bool cut, ar_placement stream);
  *  destroyed with it, otherwise borrowed; on error the caller keeps it. Taps: name:fwd, name:bwd. */
 AR_NODISCARD ar_status ari_residual_create(ar_module **out, const char *name, ar_module *branch, ar_held placement,
                                            bool owns_branch);
-/** Rows are multiplied by a factor, rounded to fp32, before they are tapped: Gemma's root of the hidden size. Without
- *  learned positions. */
+/** Multiplies rows by a factor, rounded to fp32, before they are tapped: Gemma's square root of the hidden size.
+ *  Without learned positions. */
 void ari_embedding_scale(ar_module *embedding, double factor);
 /** Uses of an id add nothing to the gradient of its row, as with padding_idx of torch.nn.Embedding. */
 void ari_embedding_pad(ar_module *embedding, size_t id);

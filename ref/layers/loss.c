@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Losses: the sum that becomes one, a loss of a module, cross-entropy, mean squared error. */
+/* Losses: the sum of a loss's terms, losses as modules, cross-entropy, mean squared error. */
 #include "anyrank/loss.h"
 #include "ref/layers/loss.h"
 
@@ -113,7 +113,7 @@ ar_status ar_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ct
     return st;
 }
 
-/* True if y has the positions that this rank has between the regions, and not all of the regions'. */
+/* Returns true if y has this rank's positions between the tensor-parallel regions, and not all positions. */
 static bool is_stream(const ar_ctx *ctx, const ar_tensor *y, const ar_batch *batch)
 {
     const size_t s = ari_batch_positions(batch);
@@ -208,7 +208,7 @@ ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
 /* --- softmax cross-entropy ---------------------------------------------------------------------------------------- */
 
 enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID, SAVED_BARE };
-static const char CAPPED[] = "capped", SCALED[] = "scaled"; /* parts of a head's path */
+static const char CAPPED[] = "capped", SCALED[] = "scaled"; /* parts of the path of a head's values */
 
 void ari_local_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
 {
@@ -263,7 +263,7 @@ static ar_status over_ranks(const ari_cross_entropy *c, ar_ctx *ctx, const ar_te
     return ar_comm_all_reduce(c->group, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, tag);
 }
 
-/* *terms [n], a tensor of the step, of n tokens: logits [.., rows] contiguous, ids (host) below `classes` or
+/* Computes *terms [n], a tensor of the step, for n tokens: logits [.., rows] contiguous, ids (host) below `classes` or
  * AR_IGNORE_INDEX. */
 static ar_status cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
                                        const ar_tensor *logits, const int64_t *ids, size_t n)
@@ -333,10 +333,10 @@ static ar_status cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_sa
 /* --- cross-entropy with one label for each row of logits ---------------------------------------------------------- */
 
 typedef struct classifier {
-    char head_name[96], name[112]; /* what makes the logits, and they */
-    ar_placement shard;            /* of them, unless they are whole */
+    char head_name[96], name[112]; /* names of the head that computes the logits, and of the logits */
+    ar_placement shard;            /* placement of the logits if they are sharded */
     ari_cross_entropy loss;
-    ari_head_options head; /* of a model's; its name is not looked at */
+    ari_head_options head; /* options of a model's head; the name is ignored */
 } classifier;
 
 static size_t labels_of(const ar_batch *batch)
@@ -529,7 +529,7 @@ ar_status ari_sum_loss_create(ar_loss **out, ar_ctx *ctx, size_t width)
     *self = width;
     AR_TRY(ar_loss_create(out, ctx, "loss", &ops, self));
     (*out)->predicts_next = (*out)->is_sum = true;
-    (*out)->sum.spread = ari_ctx_sp(ctx); /* also on a rank that has no samples */
+    (*out)->sum.spread = ari_ctx_sp(ctx); /* also on a rank without samples */
     return AR_OK;
 }
 
@@ -545,7 +545,7 @@ static size_t squared_targets(const void *self, const ar_batch *batch)
     return batch->target ? batch->batch * batch->target_width : 0;
 }
 
-/* difference = y - t, terms = its squares, in fp32. */
+/* Computes difference = y - t and terms = difference squared, in fp32. */
 static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
                                  const ar_batch *batch)
 {

@@ -7,11 +7,12 @@
 /* Sum that becomes the loss: terms of several micro-batches and ranks in the arithmetic's gradient accumulator, so that
  * it depends on neither. It is a parameter [1] of which only the gradient is used. */
 
-/** spread: the terms are spread over the tensor-parallel group too. ar_param_fini. */
+/** Initialises a loss's sum. spread: the terms are also distributed over the tensor-parallel group. The caller ends it
+ *  with ari_param_fini. */
 AR_NODISCARD ar_status ari_loss_init(ar_param *sum, ar_ctx *ctx, bool spread);
 /** Adds all elements of x (contiguous fp32). */
 AR_NODISCARD ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor *x);
-/** *total: the sum over all ranks, rounded once. Collective over the groups that share the terms. */
+/** Computes *total, the sum over all ranks, rounded once. Collective over the groups that share the terms. */
 AR_NODISCARD ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total);
 /** Sends the loss from the last rank of a pipeline, which has reported it, to the other ranks, which report it then. */
 AR_NODISCARD ar_status ari_loss_share(ar_ctx *ctx, float *loss);
@@ -26,22 +27,22 @@ void ari_loss_subtract(ar_loss *loss, bool subtract);
 
 /* --- cross-entropy ------------------------------------------------------------------------------------------------ */
 
-/* Softmax cross-entropy over logits whose classes a group of ranks may share: the ranks exchange a maximum, an integer
- * sum and the target's logit per token, and no other logit. Label smoothing, which needs the mean of the logits, adds
+/* Softmax cross-entropy over logits whose classes a group of ranks may share. Per token, the ranks exchange a maximum,
+ * an integer sum and the target's logit, and no other logit. Label smoothing needs the mean of the logits, which takes
  * another maximum and another sum. */
 
 typedef struct ari_cross_entropy {
     size_t classes;      /* of all ranks */
     size_t rows;         /* logits of this rank, per token */
-    size_t start, owned; /* its ids */
-    ar_comm *group;      /* the group that shares the classes, borrowed; NULL: every rank has all of them */
+    size_t start, owned; /* first id and number of ids on this rank */
+    ar_comm *group;      /* group that shares the classes; borrowed; NULL: every rank has all classes */
     ar_loss_options options;
 } ari_cross_entropy;
 
 /* --- losses of models --------------------------------------------------------------------------------------------- */
 
 typedef struct ari_head_options {
-    const char *name; /* of the head that makes the logits; borrowed */
+    const char *name; /* name of the head that computes the logits; borrowed */
     double cap;       /* c > 0: the loss is that of c*tanh(logits/c), tapped as name.capped */
     double scale;     /* factor of the logits unless 0, rounded to fp32, tapped as name.scaled; not together with a
                          cap */

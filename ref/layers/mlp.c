@@ -6,8 +6,8 @@
 #include "ref/layers/layers_private.h"
 #include "ref/layers/linear/linear.h"
 
-/* Linear layers with an activation between them, which works on what the first ones leave: shards of features, of
- * tokens, or the whole. */
+/* An MLP: linear layers with an activation between them. The activation's input is sharded by features or tokens, or
+ * replicated, as the first layers leave it. */
 typedef struct mlp_module {
     ar_module base;
     ar_mlp_options o;
@@ -32,7 +32,7 @@ static ar_tensor half_of(const mlp_module *m, const ar_tensor *t, int i)
                       : ari_linear_part_of(&m->first_layer, t, i);
 }
 
-/* The activation's output from the first layer's: fused with its bias unless gated. */
+/* Computes the activation's output from the first layers' output, fused with the bias unless gated. */
 static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *act, const ar_tensor *x)
 {
     ar_tensor pre;

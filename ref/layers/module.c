@@ -22,7 +22,7 @@ static ar_module **first_child(const ar_module *m)
     return (ar_module **)((uintptr_t)m + m->ops->children_at);
 }
 
-/* Parameters of m itself, not its children's; as ar_module_ops.params. */
+/* Lists parameters of m without those of its children, as ar_module_ops.params does. */
 static size_t own_params(const ar_module *m, ar_param **out, size_t cap)
 {
     ar_param *p = first_param(m);
@@ -130,7 +130,7 @@ ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor
 
 /* --- recomputation ------------------------------------------------------------------------------------------------ */
 
-enum { SAVED_INPUT = -1 }; /* besides what the module saves itself */
+enum { SAVED_INPUT = -1 }; /* key for the input, in addition to the module's saved values */
 
 void ar_module_recompute(ar_module *m)
 {
@@ -178,7 +178,7 @@ ar_status ari_module_recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved,
     return m->recomputed ? ar_saved_push(saved, m, SAVED_INPUT, x) : recompute_saved(m, ctx, saved, x, batch);
 }
 
-/* Unheard: what the second forward pass makes has been reported. */
+/* Repeats the forward pass without reporting values, which have been reported already. */
 static ar_status recompute_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                    const ar_batch *batch)
 {
@@ -264,7 +264,7 @@ static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)
     (*count)++;
 }
 
-/* Lists of a module are as long as it says. */
+/* A module's lists have the length that the module states. */
 ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user)
 {
     const size_t n = own_children(m, NULL, 0);

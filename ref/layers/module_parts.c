@@ -187,7 +187,7 @@ static ar_status activation_forward(ar_module *base, ar_ctx *ctx, ar_saved *save
                                     const ar_batch *batch)
 {
     (void)batch;
-    ar_tensor input = *x; /* without a bias nothing is written to it */
+    ar_tensor input = *x; /* without a bias the input is not written to */
     AR_TRY(ar_bias_act_forward(ctx, y, &input, NULL, ((activation_module *)base)->act));
     return ar_saved_push(saved, base, 0, x);
 }

@@ -7,15 +7,15 @@
 
 AR_BEGIN_DECLS
 
-/** Forgets everything (the tensors belong to the step). Accepts NULL. */
+/** Forgets all entries; the tensors belong to the step. Accepts NULL. */
 void ari_saved_clear(ar_saved *s);
-/** Called for a child by its parent's `recompute`: calls the child's `recompute`, or forward; of a recomputed child
+/** Recomputes a child from its parent's `recompute`: calls the child's `recompute`, or forward; for a recomputed child
  *  only x is saved. Errors: as ar_module_forward. */
 AR_NODISCARD ar_status ari_module_recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                                   const ar_batch *batch);
-/** Number of samples in a contiguous x [.., features], each of them a run of rows of equal length: its first extent.
- *  The rows of two dimensions are samples if ari_ctx_place_batch has set their position in a global batch, else tokens of one
- *  sample. */
+/** Returns the number of samples in a contiguous x [.., features], each of which is a run of rows of equal length: the
+ *  first extent. Rows of a two-dimensional x are samples if ari_ctx_place_batch has set their position in a global
+ *  batch, otherwise tokens of one sample. */
 size_t ari_ctx_samples(const ar_ctx *ctx, const ar_tensor *x);
 /** Sets *x to a step tensor with the batch's input, [b, the shape of a sample], or its ids, [b, s] of AR_I64. If ranks
  *  shard the positions of a sample, the first of two or more dimensions, it has the rank's own. Errors: AR_ERR_ARG (the

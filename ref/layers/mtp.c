@@ -26,7 +26,7 @@ static ar_tensor half(const mtp_module *m, const ar_tensor *t, int i)
     return ar_tensor_slice(t, 2, (size_t)i * m->h, m->h);
 }
 
-/* Both side by side. Ends them. */
+/* Concatenates the two by features and ends them. */
 static ar_status join(const mtp_module *m, ar_ctx *ctx, ar_tensor *joined, ar_tensor *tokens, ar_tensor *entered)
 {
     ar_tensor *const sources[2] = {tokens, entered};
@@ -125,7 +125,7 @@ typedef struct further_module {
     ar_loss *loss[AR_MAX_MTP];
     size_t targets[AR_MAX_MTP];
     double weight;   /* of all losses together */
-    ar_tensor x, dx; /* of the pass under way: what the first block takes, and its gradient */
+    ar_tensor x, dx; /* in the current pass: the first block's input, and its gradient */
 } further_module;
 
 static ar_status begin_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -173,7 +173,7 @@ void ari_further_add(ar_module *further, ar_module *block, ar_module *head, ar_l
     m->loss[m->n++] = loss;
 }
 
-/* Block i, and its head unless routes are counted. x becomes what it makes. */
+/* Runs block i, and its head unless routes are being counted. x is replaced by the block's output. */
 static ar_status forward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved *saved, ar_tensor *x,
                              const ar_batch *batch)
 {

@@ -16,7 +16,7 @@ static ar_status check_norm(ar_norm_kind kind, const ar_tensor *x, const ar_para
     return offset ? ari_check_vector(offset, x) : AR_OK;
 }
 
-/* The factor of a norm: the weight itself, or weight + 1 in memory of the step that ari_release_placed frees. */
+/* Gets a norm's factor: the weight itself, or weight + 1 in memory of the step, which ari_release_placed frees. */
 static ar_status gain_of(ar_ctx *ctx, ar_tensor *gain, const ar_param *weight)
 {
     *gain = weight->value;

@@ -21,7 +21,7 @@ static bool shares_positions(const ar_ctx *ctx)
     return ari_ctx_sp(ctx) || ar_comm_size(ctx->sequence) > 1;
 }
 
-/* This rank's positions of a sample. */
+/* Gets this rank's positions of a sample. */
 static ar_status own_positions(ar_positions *positions, const ar_ctx *ctx, const ar_batch *batch, bool stream)
 {
     const size_t s = ari_batch_positions(batch);
@@ -37,7 +37,7 @@ static ar_status own_positions(ar_positions *positions, const ar_ctx *ctx, const
     return AR_OK;
 }
 
-/* to [b, own, width] = these positions of from [b, s, width]; elements of `size` bytes. */
+/* Copies these positions of src [b, s, width] to dst [b, positions, width]; elements have `size` bytes. */
 static void take_positions(void *dst, const void *src, const ar_batch *batch, const ar_positions *positions,
                            size_t width, size_t size)
 {

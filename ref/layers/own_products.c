@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of user-defined layers with a weight that is whole, or cut over the tensor-parallel ranks. */
+/* Products of user-defined layers with a weight that is replicated or divided over the tensor-parallel ranks. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ typedef struct ari_unsummed {
     void *ptr;        /* memory of the tensor that stands for the terms */
     ar_sum *sum;
     const ar_operand *a, *b;
-    bool scattered; /* rows are in the order of the ranks that hold the positions */
+    bool scattered; /* true if rows are ordered by the ranks that hold their positions */
 } ari_unsummed;
 
 static void unsummed_end(ar_ctx *ctx, void *object)
@@ -122,8 +122,8 @@ static ar_status check_matrices(ar_param *const *w, const ar_tensor *dy, size_t 
     return AR_OK;
 }
 
-/* x, by rows, times W^T (forward) or W (back): K is W's input or output. back: the sum of n such products, x[i] with
- * w[i], which are one product of all K. */
+/* Multiplies x, by rows, with W^T (forward) or W (back); K is W's input or output. back: the sum of n such products
+ * x[i] w[i], computed as one product over all K. */
 static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs, ar_param *const *ws, size_t n,
                                  bool back)
 {
@@ -132,7 +132,7 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
     const int k = back ? 0 : 1;
     const ar_placement terms = {AR_PARTIAL_SUM, 0};
     ar_comm *const group = cut_over(w, ctx, k), *const rows_over = cut_over(w, ctx, 1 - k);
-    /* One that is cut sees all positions. */
+    /* a divided weight multiplies all positions */
     const ar_placement stream = x->ndim > 2 && !group && !rows_over ? ari_placed_stream(ctx) : ari_replicated;
     const ar_placement input_placement = group ? ari_shard_features : stream;
     const ar_placement output_placement = group ? terms : rows_over ? ari_shard_features : stream;

@@ -53,7 +53,7 @@ struct fresh {
     const ari_draw *draw;
 };
 
-/* flatten: all that is called is compiled for each level too. */
+/* flatten: compiles all called functions for each instruction set too. */
 ARI_SIMD __attribute__((flatten)) static void put_fresh(void *user, const ari_box_run *r)
 {
     const struct fresh *f = user;
@@ -66,7 +66,7 @@ static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
 {
     ar_tensor full_value = p->value;
     p->version++;
-    if (ctx->device->hollow) /* it has no contents, and host is NULL */
+    if (ctx->device->hollow) /* the device has no contents, and host is NULL */
         return AR_OK;
     if (!ari_value_is_shared(p))
         return ar_ctx_upload_floats(ctx, &full_value, host, ar_tensor_count(&full_value));
@@ -189,7 +189,7 @@ ar_status ari_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
 static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
 {
     p->version++;
-    if (ari_value_is_shared(p)) /* those that have the same share */
+    if (ari_value_is_shared(p)) /* the ranks with the same shard */
         return ar_comm_broadcast(ari_ctx_replicate(ctx, p->expert), ctx->queue, p->share->value, p->share->count,
                                  p->value.dtype, 0, p->name);
     if (ari_faulty(ctx, "dp_broadcast_over_world"))
@@ -278,7 +278,7 @@ ar_status ari_param_zero_grad(ar_param *p, ar_ctx *ctx)
     return touched ? ctx->arith->grad_zero(ctx, p) : AR_OK;
 }
 
-/* For a complete gradient that is shared out: this rank's elements, and zeros. */
+/* Gets the value of a complete, sharded gradient: this rank's elements, and zeros elsewhere. */
 static ar_status shared_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g)
 {
     const ar_param_share *s = p->share;

@@ -23,10 +23,10 @@ AR_NODISCARD ar_status ari_param_done(ar_param *p, ar_ctx *ctx);
 AR_NODISCARD ar_status ari_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx);
 /** A tap ':grad' of each complete gradient, the last parameter first. */
 AR_NODISCARD ar_status ari_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx);
-/** The values of each group's data-parallel rank 0, on all its ranks: every rank starts from the same weights. Counts a
- *  new version. */
+/** Broadcasts values from each group's data-parallel rank 0 to all its ranks, so that every rank starts from the same
+ *  weights. Increments the version. */
 AR_NODISCARD ar_status ari_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx);
-/** Taps a value of the parameter's shape (its value, its gradient) as all copies of it that the ranks hold. */
+/** Taps a value of the parameter's shape (its value or gradient) with the layout of all copies on the ranks. */
 AR_NODISCARD ar_status ari_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t);
 /** The gradient becomes zero, no use is pending. */
 AR_NODISCARD ar_status ari_param_zero_grad(ar_param *p, ar_ctx *ctx);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Helpers of several layers: taps by path and part, shapes, redistribution between tensor-parallel ranks, dropout. */
+/* Functions that several layers share: taps by path and part, shapes, redistribution between tensor-parallel ranks,
+ * dropout. */
 #pragma once
 
 #include "anyrank/arith.h"
@@ -18,12 +19,13 @@ ARI_OWNER(ar_saved, ar_saved_destroy)
 /* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold only some
  * (ari_ctx_place_batch). With three or more dimensions the last but one is the positions, of which it may hold only
  * some (ari_local_positions). */
-/** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
- * the rank's positions. */
+/** Taps a value between the tensor-parallel regions, [.., s, features]: replicated, or with sequence parallelism the
+ *  rank's positions. */
 AR_NODISCARD ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
 /** Taps a value of which every rank of the tensor-parallel group holds all positions and features. */
 AR_NODISCARD ar_status ari_tap_full(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
-/** A value sharded along dimension `dim`, whose full extent is `full`; every part is on `copies` neighbouring ranks. */
+/** Taps a value sharded along dimension `dim`, whose full extent is `full`; `copies` neighbouring ranks have each
+ *  part. */
 AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       int dim, size_t full, int copies);
 /** Taps an attention value [b, heads, rows, keys]: `heads` query heads from head_start on, the positions of the queries
@@ -33,38 +35,39 @@ AR_NODISCARD ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char
                                        size_t seq);
 /** Taps a host number like ari_tap_world. */
 AR_NODISCARD ar_status ari_tap_number(ar_ctx *ctx, const char *name, char pass, float value);
-/** Value of the whole world: no dimension is shared out (the loss). */
+/** Taps a value of the whole world, such as the loss, in which no dimension is sharded. */
 AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t);
 
 /** AR_ERR_SHAPE, naming `name` and `label`, unless t is contiguous, has tokens and `features` features. */
 AR_NODISCARD ar_status ari_check_features(const char *name, const char *label, const ar_tensor *t, size_t features);
-/** AR_ERR_DTYPE, AR_ERR_SHAPE, naming `label`, unless t is F32 or BF16, as `like`, contiguous and of its shape, which
- *  has a dimension. */
+/** Checks that t is F32 or BF16 like `like`, contiguous, and of the shape of `like`, with at least one dimension.
+ *  Errors: AR_ERR_DTYPE, AR_ERR_SHAPE, naming `label`. */
 AR_NODISCARD ar_status ari_check_rows(const char *label, const ar_tensor *t, const ar_tensor *like);
 /** AR_ERR_SHAPE, naming p, unless it is a vector as long as x's rows. */
 AR_NODISCARD ar_status ari_check_vector(const ar_param *p, const ar_tensor *x);
-/** The ids whose rows of a vocabulary of `vocab` this rank holds: [start, start + rows). */
+/** Computes which rows of a vocabulary this rank holds: ids [start, start + rows). */
 void ari_local_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 /** x's shape and dtype with another last extent. */
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
-/** The same with another extent before the last. */
+/** Does the same with another extent of the dimension before the last. */
 AR_NODISCARD ar_status ari_like_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t positions,
                                        size_t features);
 /** Separates the pairs (0, 1), (2, 3), .. of the source's last features into all even and then all odd ones, or the
  *  reverse. */
 AR_NODISCARD ar_status ari_part_pairs(ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src, bool deinterleave);
-/** dx += more, which ends. */
+/** Adds `extra` to dx and ends `extra`. */
 AR_NODISCARD ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *extra);
-/** "base.part" into out[cap]; part NULL: base. Errors: AR_ERR_ARG (too long). */
+/** Writes "base.part" to out[cap]; part NULL: "base". Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const char *part);
 
 /* --- placements --------------------------------------------------------------------------------------------------- */
 
-/* Values between layers, [.., s, features]: how they are placed over the tensor-parallel ranks, and what takes them
- * from one placement to another. All of it is contiguous, of any dtype. */
+/* Placements of values between layers, [.., s, features], over the tensor-parallel ranks, and their conversions. All
+ * tensors are contiguous, of any dtype. */
 
 extern const ar_placement ari_replicated, ari_shard_features, ari_shard_tokens;
-/** Between the blocks' branches: whole, or with sequence parallelism by tokens. */
+/** Returns the placement between the branches of a block: replicated, or with sequence parallelism sharded by
+ *  tokens. */
 ar_placement ari_placed_stream(const ar_ctx *ctx);
 
 bool ari_placed_full(ar_placement p);
@@ -95,7 +98,7 @@ AR_NODISCARD ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_t
 AR_NODISCARD ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
                                               ar_tp_redistribution change, const char *tag, bool releases_input,
                                               const char *name);
-/* The same of a module's hidden features, under its name. */
+/* Does the same for a module's hidden features, under the module's name. */
 #define ARI_REDISTRIBUTE(m, ctx, y, x, change, ends) \
     ari_tp_redistribute(ctx, y, x, &(ari_features){1, {(m)->o.hidden}}, change, (m)->base.name, ends)
 /** Taps a value with these features and this placement. Terms of a sum are tapped as the replicated value that they
@@ -109,20 +112,20 @@ AR_NODISCARD ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tens
 
 /* --- sequence parallelism ----------------------------------------------------------------------------------------- */
 
-/* Sequence parallelism: between the tensor-parallel regions rank r of N holds positions [r*s/N, (r+1)*s/N) of every
- * sequence, [.., s/N, features]; inside them it sees all positions. What moves between the two. All of it is
- * contiguous, of any dtype; the dimensions before the sequence are the samples. */
+/* Sequence parallelism: between the tensor-parallel regions, rank r of N holds positions [r*s/N, (r+1)*s/N) of every
+ * sequence, [.., s/N, features]; inside them it has all positions. The dimensions before the sequence are the samples.
+ * The functions below convert between the two; all tensors are contiguous, of any dtype. */
 
-/* Context parallelism: a rank holds some positions of every sequence in all layers (ari_parallel_positions). A batch
- * has all positions on every rank; layers take their own. What sequence parallelism says of a sequence is then said of
- * the positions of the context-parallel rank. */
+/* Context parallelism: in all layers a rank holds only some positions of every sequence (ari_parallel_positions). A
+ * batch has all positions on every rank, and layers take the rank's. With both kinds of parallelism, sequence
+ * parallelism divides the positions of the context-parallel rank. */
 
 /** Returns this rank's positions in a sequence of seq: its context-parallel ones inside the tensor-parallel regions, or
  *  (stream) between them, where sequence parallelism gives it a part of those. */
 ar_positions ari_local_positions(const ar_ctx *ctx, size_t seq, bool stream);
 /** Returns the number of positions of a sequence of which a rank has `local_count`, ignoring sequence parallelism. */
 size_t ari_all_positions(const ar_ctx *ctx, size_t local_count);
-/** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
+/** Returns the number of ranks that share the positions of a sequence: 1 without sequence parallelism. */
 static inline size_t ari_sequence_ranks(const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
@@ -131,7 +134,7 @@ static inline size_t ari_sequence_ranks(const ar_ctx *ctx)
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
 /** Target of the i-th of a row's own positions (ari_batch_target). */
 int64_t ari_local_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i);
-/** The position of each of the own places of every row (ari_batch_position), int64 on the device. */
+/** Computes the position of each of this rank's tokens (ari_batch_position), int64 on the device. */
 AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *position_ids, const ar_batch *batch,
                                            const ar_positions *positions);
 /** Returns the token of [b, s] for row i of this rank's token rows inside the tensor-parallel regions: sample by
@@ -143,11 +146,11 @@ size_t ari_batch_positions(const ar_batch *batch);
  * number if there is a label for each position; without labels the next ids are the labels. */
 typedef struct ari_local_batch {
     ar_batch batch;
-    int64_t *labels; /* owned, as is target; NULL: the batch's own */
+    int64_t *labels; /* labels of this rank's positions, owned, as is target; NULL: the batch's */
     float *target;
 } ari_local_batch;
-/** Initialises the rank's part of a batch. stream: as in ari_local_positions. predicts_next: there is a label for each
- *  id, and each position uses the next one's, as without labels. Call ari_local_batch_fini, also after a failure.
+/** Initialises this rank's part of a batch. stream: as in ari_local_positions. predicts_next: each id has a label, and
+ *  each position uses the next one's, as without labels. The caller calls ari_local_batch_fini, also after a failure.
  *  Errors: AR_ERR_UNSUPPORTED (no positions to shard), those of ari_check_sequence, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_local_batch_init(ari_local_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
                                             bool predicts_next);
@@ -156,7 +159,8 @@ void ari_local_batch_fini(ari_local_batch *o);
  *  the local positions with all features by an all-to-all; and the gradient's way back. y is never x. */
 AR_NODISCARD ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 AR_NODISCARD ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
-/** A fresh tensor for the own positions of x [.., s, ..], with `features` features. Errors: AR_ERR_INDIVISIBLE. */
+/** Creates a tensor for this rank's positions of x [.., s, ..], with `features` features. Errors:
+ *  AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
 
 /** Orders the rows [tokens, f] of x [.., s, f] by the ranks that hold them, as a reduce-scatter distributes them: all
@@ -184,14 +188,14 @@ AR_NODISCARD ar_status ari_unsummed_refuse(const ar_ctx *ctx, const ar_tensor *x
  * elements, and a backward pass draws the same mask again. */
 
 /* Names of the places below a module's path. */
-#define ARI_DROPPED_PROBS "attn_dropout"      /* below the attention: its probabilities */
-#define ARI_DROPPED_ATTENTION "resid_dropout" /* below the attention: its output */
-#define ARI_DROPPED_MLP "dropout"             /* below the MLP: its output */
+#define ARI_DROPPED_PROBS "attn_dropout"      /* dropout of the attention's probabilities */
+#define ARI_DROPPED_ATTENTION "resid_dropout" /* dropout of the attention's output */
+#define ARI_DROPPED_MLP "dropout"             /* dropout of the MLP's output */
 
 typedef struct ari_dropout {
-    char name[128];   /* of the value after it, and of its random stream */
+    char name[128];   /* name of the value after dropout, and of the random stream */
     size_t width;     /* features, or heads */
-    size_t positions; /* S_max: an element's number counts these, whatever the batch's sequences have */
+    size_t positions; /* S_max: the sequence length used to number elements, independent of the batch's lengths */
 } ari_dropout;
 
 /** Errors: AR_ERR_ARG (name too long). */
@@ -209,8 +213,8 @@ AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char p
  *  place of x, only if it is tapped. Errors: those of ari_drop_tokens. */
 AR_NODISCARD ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *sum,
                                            const ar_tensor *residual, const ar_tensor *x);
-/** The same as the first for a part of all [samples, heads, queries, keys] of a layer that begins with this element: a
- *  sample of the batch, a head of `width`, two positions. Not tapped. */
+/** Does the same for a part of all [samples, heads, queries, keys] of a layer, beginning with this element: a sample of
+ *  the batch, a head of `width`, and two positions. Not tapped. */
 AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
                                       const size_t origin[AR_MAX_DIMS]);
 
@@ -238,7 +242,7 @@ AR_NODISCARD ar_status ari_saved_newest(const ar_saved *s, const void *owner, in
  *  to ari_module_end. Errors: AR_ERR_MEMORY, those of ar_module_init. */
 AR_NODISCARD ar_status ari_module_begin(void **out, size_t bytes, const ar_module_ops *ops, const char *name,
                                         ar_held tap);
-/* The same of the type that *gives points to. */
+/* Does the same with the type that *gives points to. */
 #define ARI_MODULE_BEGIN(gives, ops, name, tap) ari_module_begin((void **)(gives), sizeof **(gives), ops, name, tap)
 /** Sets *out = m, or destroys m if its completion failed. Returns st. */
 AR_NODISCARD ar_status ari_module_end(ar_module **out, ar_module *m, ar_status st);
@@ -260,9 +264,9 @@ typedef struct ari_routers {
 } ari_routers;
 /* A child of a list that is cut into the stages of a pipeline. */
 typedef struct ari_staged {
-    int rank, stage; /* of the pipeline; of that rank's, ascending, or -1: no pass goes through it */
-    size_t layer;    /* of all ranks: the routers' losses are added up in this order */
-    bool unit;       /* of a data-parallel object, if it has parameters */
+    int rank, stage; /* rank: of the pipeline; stage: of that rank, ascending, or -1: no pass uses it */
+    size_t layer;    /* layer number over all ranks, in whose order the routers' losses are added */
+    bool unit;       /* true if the child is a unit of a data-parallel object, provided that it has parameters */
     bool uncounted;  /* a pass that only counts routes ends before this module */
 } ari_staged;
 typedef struct ari_stages {
@@ -273,7 +277,7 @@ typedef struct ari_stages {
     /* a child's results are in memory that nothing else uses: a gradient is released after its use, and a value is sent
      * to another stage without a copy */
     bool fresh;
-    size_t depths;      /* further tokens that are predicted */
+    size_t depths;      /* number of further tokens that are predicted */
     ar_module *further; /* module with the last stage, if there is one (ari_further_create) */
 } ari_stages;
 /** Removes the children that do not belong to the context's pipeline rank from a list of modules. child: [children of
@@ -281,7 +285,7 @@ typedef struct ari_stages {
  *  parameter), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const ari_staged *child, const ari_stages *s,
                                            const ar_ctx *ctx);
-/** NULL: m has not been cut, or is no list. *child [its own]. Borrowed. */
+/** Returns the stages of a list; NULL: m has not been divided, or is no list. *child: stage of each child; borrowed. */
 const ari_stages *ari_sequential_stages(const ar_module *m, const ari_staged **child);
 /** Sets what a module recomputes in its backward pass: everything, the selective parts, or nothing. Errors:
  *  AR_ERR_MEMORY. */
@@ -295,14 +299,14 @@ size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap, int *r
 
 /* --- passes of a rank's part -------------------------------------------------------------------------------------- */
 
-/* A module and its loss, or a list that is cut: its stage i. */
-/** A fresh tensor for what goes between two stages: an activation, or its gradient. */
+/* Functions for stages: of a module with its loss, or stage i of a list that has been divided. */
+/** Creates a tensor for the value between two stages: an activation or its gradient. */
 AR_NODISCARD ar_status ari_stage_between(const ar_module *m, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch);
-/** y from x. The first stage takes the batch instead of x, and the last one adds up the loss's terms instead of y.
- *  Errors: also AR_ERR_SHAPE (a value of another shape than the list was cut for). */
+/** Computes y from x. The first stage uses the batch instead of x, and the last one adds the loss's terms instead of
+ *  returning y. Errors: also AR_ERR_SHAPE (the value's shape is not the one for which the list was divided). */
 AR_NODISCARD ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
                                          const ar_tensor *x, const ar_batch *batch);
-/** And back: dx from dy, which the last stage makes of the loss; the first one makes no dx. Ends dy. */
+/** Computes dx from dy, which the last stage derives from the loss; the first stage returns no dx. Ends dy. */
 AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i,
                                           ar_tensor *dx, const ar_tensor *dy, const ar_batch *batch);
 /** Returns the number of further tokens, each of which has its own T. */
@@ -313,13 +317,13 @@ AR_NODISCARD ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const a
                                            const ar_ctx *ctx, const ar_batch *batch);
 /** The targets of the further tokens in the global batch, which a forward pass sets too. */
 void ari_trained_further(ar_module *m, const size_t *targets);
-/** Gradients, the loss's terms and what routers have counted become zero. */
+/** Zeroes gradients, the loss's terms, and the routers' counts. */
 AR_NODISCARD ar_status ari_trained_zero(ar_module *m, ar_loss *loss, ar_ctx *ctx);
 /** Computes the loss of all micro-batches and data-parallel ranks, including those of routers and of further tokens.
  *  All ranks of a pipeline get the same value. */
 AR_NODISCARD ar_status ari_trained_loss(ar_module *m, ar_loss *loss, ar_ctx *ctx, float *value, size_t targets);
-/** Calls f for m and then for all that is below it, depth first, until one fails. Errors: that; AR_ERR_MEMORY. */
-/** QK-Clip: from the logits of this step, what each parameter of q and k is to be multiplied by. bound 0: nothing.
+/** Calls f for m and all modules below it, depth first, until a call fails. Errors: that of f; AR_ERR_MEMORY. */
+/** Computes the factor of each parameter of q and k for QK-Clip from this step's logits. bound 0: does nothing.
  *  Collective over the ranks with other heads or tokens. */
 AR_NODISCARD ar_status ari_qk_clip_prepare(ar_module *m, ar_ctx *ctx, double bound);
 AR_NODISCARD ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user);
@@ -340,19 +344,20 @@ AR_NODISCARD ar_status ari_defer(ar_ctx *ctx, ari_deferred_fn run, const void *j
                                  const ar_tensor *b);
 /** Runs all deferred work up to the first failure; l is empty afterwards. Errors: those of the work. */
 AR_NODISCARD ar_status ari_deferred_run(ar_ctx *ctx, ari_deferred *l);
-/** Forgets it. */
+/** Drops the deferred work. */
 void ari_deferred_drop(ar_ctx *ctx, ari_deferred *l);
 
-/** ari_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
+/** Calls ari_param_done for the module's direct parameters, for a layer that a caller runs without
+ *  ar_module_backward. */
 AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
 
-/** An embedding's forward pass, its rows tapped as `name`, and its backward pass. */
+/** Run an embedding's forward pass, with its rows tapped as `name`, and its backward pass. */
 AR_NODISCARD ar_status ari_embedding_forward_as(ar_module *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y,
                                                 const ar_batch *batch, const char *name);
 AR_NODISCARD ar_status ari_embedding_backward(ar_module *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                               const ar_tensor *dy, const ar_batch *batch);
 
-/** The norm of a part of a block of this name, of values placed so, as the block's options say. Errors: those of
+/** Creates a norm of this name in a block for values with this placement, as the block's options say. Errors: those of
  *  ari_norm_create. */
 AR_NODISCARD ar_status ari_block_norm(ar_module **out, ar_ctx *ctx, const char *block, const char *part,
                                       const ar_block_options *o, ar_placement placement);
@@ -360,7 +365,7 @@ AR_NODISCARD ar_status ari_block_norm(ar_module **out, ar_ctx *ctx, const char *
 /* A block for a further token, of multi-token prediction (mtp.c). */
 typedef struct ari_mtp_options {
     const ar_block_options *block;
-    ar_module *embedding;                                                 /* borrowed: the model's */
+    ar_module *embedding;                                                 /* the model's embedding; borrowed */
     const char *tokens, *tokens_norm, *entered_norm, *joined, *made_norm; /* below the block's path */
 } ari_mtp_options;
 /** Creates a block for multi-token prediction. With the id e of the next position:
@@ -396,13 +401,13 @@ AR_NODISCARD ar_status ari_norm_create(ar_module **out, ar_ctx *ctx, const char 
                                        ar_tp_redistribution change);
 /** name.weight [h] of a norm, replicated. */
 AR_NODISCARD ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t h, bool plus_one);
-/** ar_norm_backward into dx and sum, which the caller gives: dx may be dy. counts: this rank's rows are terms of the
- *  gradients of gain and offset. Errors: those. */
+/** Computes ar_norm_backward into dx and sum, which the caller provides; dx may be dy. counts: this rank's rows
+ *  contribute to the gradients of gain and offset. Errors: those of ar_norm_backward. */
 AR_NODISCARD ar_status ari_norm_gradients(ar_ctx *ctx, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
                                           const ar_tensor *dy, const ar_tensor *x, const ar_norm_saved *saved,
                                           ar_param *gain, ar_param *offset, const ar_tensor *residual, bool counts);
-/** Backward with the residual in the same pass: dx = the norm's own gradient (tapped), *sum = residual + dx, both
- *  placed as its input. residual NULL: sum is not written. */
+/** Runs the backward pass together with the residual: dx = the norm's input gradient (tapped), *sum = residual + dx,
+ *  both placed like the input. residual NULL: sum is not written. */
 AR_NODISCARD ar_status ari_norm_backward(ar_module *norm, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
                                          const ar_tensor *dy, const ar_tensor *residual);
 
@@ -414,8 +419,8 @@ typedef struct ari_run_box {
     size_t origin[AR_MAX_DIMS], extent[AR_MAX_DIMS];
 } ari_run_box;
 
-/** Elements [start, start + count) of a row-major tensor as boxes, one after the other in that order. Returns how many,
- *  at most ARI_RUN_BOXES. The run lies within the tensor. */
+/** Decomposes elements [start, start + count) of a row-major tensor into consecutive boxes. Returns their number, at
+ *  most ARI_RUN_BOXES. The elements must lie within the tensor. */
 size_t ari_run_boxes(ari_run_box *out, int ndim, const size_t *shape, size_t start, size_t count);
 /** Describes the elements [start, start + count) of a parameter's matrix as boxes between a tensor of its value's shape
  *  and the full tensor, with the replicas over the tensor-parallel group, over both ends of a pipeline, and of the
@@ -424,7 +429,7 @@ AR_NODISCARD ar_status ari_share_layout(ar_layout *o, const ar_param *p, const a
 /** Returns the layout of the full parameter as one of the copies that the tensor-parallel and the data-parallel ranks
  *  hold, and for a tied table both ends of a pipeline. */
 ar_layout ari_full_layout(const ar_param *p, const ar_ctx *ctx);
-/** True if the data-parallel ranks share out the value: `value` has memory only while it is gathered. */
+/** Returns true if data-parallel ranks shard the value: `value` has memory only while it is gathered. */
 static inline bool ari_value_is_shared(const ar_param *p)
 {
     return p->share && p->share->value.ptr;

@@ -93,8 +93,8 @@ size_t ari_features_sum(const ari_features *f)
     return total;
 }
 
-/* Block by block between rows of all features and those of `n` ranks from `first_rank` on, one rank after the other,
- * each with its part of every block side by side. */
+/* Copies block by block between rows of all features and rows of `n` ranks from `first_rank` on, one rank after the
+ * other, each with its part of every block side by side. */
 static ar_status copy_blocks(ar_ctx *ctx, const ar_tensor *full, const ar_tensor *parts, const ari_features *f,
                              int first_rank, size_t n, bool extract)
 {
@@ -125,7 +125,7 @@ static ari_axis features_axis(const ar_ctx *ctx, const ar_tensor *full)
     return ari_axis_of(full->ndim, full->shape, full->ndim - 1, ar_comm_size(ctx->tp));
 }
 
-/* y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
+/* Gathers y [.., s, f] from all ranks' x [.., s/N, f]: an all-gather, reordered by sequence. */
 static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
     const int n = ar_comm_size(ctx->tp), dim = x->ndim - 2;
@@ -266,8 +266,8 @@ static void place_run(ar_layout *dst, const ar_layout *src, int dim, size_t loca
     }
 }
 
-/* Boxes of the rank's own positions along a dimension become boxes of all of them. At most half of the boxes that there
- * can be are used. */
+/* Converts boxes of the rank's positions along a dimension to boxes of all positions. At most half of the possible
+ * boxes are used. */
 static void place_positions(ar_layout *o, int dim, const ar_positions *positions, size_t seq)
 {
     const ar_layout before = *o;

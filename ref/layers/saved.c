@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* State between a forward pass and the end of its backward pass: saved activations, and deferred work. */
+/* State between a forward pass and the end of its backward pass: saved activations and deferred work. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ typedef struct entry {
     ar_tensor tensor;
 } entry;
 
-/* A stack: backward takes back in the opposite order, so the entry searched for is at or near the top. */
+/* A stack: backward removes entries in reverse order, so the searched entry is at or near the top. */
 struct ar_saved {
     entry *entries;
     size_t count, capacity;
@@ -128,7 +128,7 @@ ar_status ari_defer(ar_ctx *ctx, ari_deferred_fn run, const void *job, size_t by
     return AR_OK;
 }
 
-/* st: why the work is not done any more; AR_OK: it is done, up to the first failure. */
+/* Empties the list. st: the reason why the work is dropped; AR_OK: runs the work up to the first failure. */
 static ar_status empty(ar_ctx *ctx, ari_deferred *l, ar_status st)
 {
     for (ari_deferred_job *node = l->head, *next_job = NULL; node; node = next_job) {

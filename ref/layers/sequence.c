@@ -8,7 +8,7 @@
 #include "ref/placement/axis.h"
 #include "ref/placement/parallel_private.h"
 
-/* The layout that the context's groups were made for, as far as it cuts sequences. */
+/* Returns the layout for which the context's groups were created, as far as it divides sequences. */
 static ar_parallel layout_of(const ar_ctx *ctx)
 {
     ar_parallel layout = ctx->layout;
@@ -63,7 +63,7 @@ ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *position_ids, const ar_bat
     return ari_numbers(ctx, position_ids, AR_I64, n, host);
 }
 
-/* The positions of an x that has all of them, cut for the ranks. */
+/* Describes the positions of an x with all of them as divided among the ranks. */
 static ar_status positions_of(ari_axis *a, const ar_ctx *ctx, const ar_tensor *x)
 {
     *a = ari_axis_of(x->ndim, x->shape, x->ndim - 2, ar_comm_size(ctx->tp));

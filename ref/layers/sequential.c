@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules one after the other, and the stages that a rank of a pipeline has of them. */
+/* A list of modules, and the stages of it that a pipeline's rank runs. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,9 +23,9 @@ typedef struct sequential_module {
     bool owns_children;
     size_t sp_index;         /* child that runs as under sequence parallelism, unlike all others; SIZE_MAX: none */
     bool positions;          /* a plan splits the positions of some value here */
-    ari_staged *child_stage; /* [n], of a list that is cut; NULL: it is not */
+    ari_staged *child_stage; /* [n] stages of a list that has been divided; NULL: it has not */
     ari_stages stages;
-    ar_module **spare; /* [spares]: of the other end of the pipeline, and share a parameter with one of here */
+    ar_module **spare; /* [spares] modules of the pipeline's other end that share a parameter with a module here */
     size_t spares;
 } sequential_module;
 
@@ -166,14 +166,15 @@ ar_status ar_sequential_made(ar_module **out, const char *name, ar_module *const
 
 /* --- stages of a pipeline ----------------------------------------------------------------------------------------- */
 
-/* m as a list; NULL: it is another module. */
+/* Returns m as a list; NULL: m is another kind of module. */
 static sequential_module *list_of(const ar_module *m)
 {
     return m->ops->kind == LIST ? (sequential_module *)(uintptr_t)m : NULL;
 }
 
-/* A parameter that a module of this rank shares with one of another rank is two: copies, whose gradients are summed, if
- * these are the first and the last rank. The other module, whose the parameter may be, becomes a spare. */
+/* Handles a parameter that modules of two ranks share: both ranks keep a copy, and the copies' gradients are summed,
+ * which is supported between the first and the last rank. The module of the other rank, which may own the parameter,
+ * becomes a spare. */
 static ar_status share_ends(sequential_module *m, const ari_staged *child_stage, int rank, int ranks)
 {
     for (size_t i = 0; i < m->n; i++) {
@@ -229,7 +230,7 @@ ar_status ari_sequential_keep(ar_module *base, const ari_staged *child, const ar
     AR_TRY(ARI_ALLOC_ZERO(&m->child_stage, m->n, "stages"));
     const ar_status st = share_ends(m, child, rank, ar_comm_size(ctx->pipeline));
     if (st != AR_OK) {
-        m->spares = 0; /* the list still has all of them */
+        m->spares = 0; /* the list still contains all modules */
         return st;
     }
     for (size_t i = 0; i < m->n; i++) {

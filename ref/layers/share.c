@@ -8,7 +8,7 @@
 #include "ref/core/tensor_private.h"
 #include "ref/layers/parts.h"
 
-/* The list of boxes on its way; the dimensions before `dim` are fixed at `origin`. */
+/* A list of boxes under construction; the dimensions before `dim` are fixed at `origin`. */
 typedef struct cutter {
     ari_run_box *out;
     size_t n;
@@ -34,8 +34,9 @@ static void add_rows(cutter *c, int dim, size_t first_row, size_t count)
 static void cut(cutter *c, int dim, size_t start, size_t end)
 {
     const size_t row = ari_volume(c->shape + dim + 1, c->ndim - dim - 1);
-    const size_t first_row = start / row + (start % row != 0), end_row = end / row; /* whole rows */
-    if (end_row < first_row) {                                                      /* within one row */
+    const size_t first_row = start / row + (start % row != 0), end_row = end / row; /* the whole rows */
+    if (end_row < first_row) {                                                      /* the elements lie within one
+                                                                                       row */
         c->origin[dim] = end_row;
         cut(c, dim + 1, start - end_row * row, end - end_row * row);
         return;
@@ -81,7 +82,7 @@ static ari_run_box stored(const ar_param *p, const ari_run_box *b)
     return s;
 }
 
-/* The intersection of a box of the local tensor and one of the parameter; false: empty. */
+/* Intersects a box of the local tensor with a box of the parameter. Returns false if the intersection is empty. */
 static bool common(ar_box *out, const ari_run_box *b, const ar_box *param_box, int ndim)
 {
     *out = (ar_box){{0}, {0}, {0}};
@@ -94,8 +95,8 @@ static bool common(ar_box *out, const ari_run_box *b, const ar_box *param_box, i
     return true;
 }
 
-/* Every rank of a group holds what this tensor-parallel group shares out; the first of a pipeline's two ends has the
- * first copy. */
+/* Adds copies: every rank of a group holds what this tensor-parallel group shards; of a pipeline's two ends the first
+ * one has the first copy. */
 static void add_copies(ar_layout *o, const ar_comm *group)
 {
     o->replica += o->replicas * ar_comm_rank(group);
@@ -160,7 +161,7 @@ void ari_layout_take(float *host, const ar_tensor *local, const ar_layout *o, co
 
 /* --- in memory ---------------------------------------------------------------------------------------------------- */
 
-/* One box of the matrix, and the same elements in a run. */
+/* Views a box of the matrix and the same elements in a run. */
 static ar_status views(ar_tensor *box, ar_tensor *flat, const ar_tensor *matrix, const ari_run_box *b, ar_buf run)
 {
     *box = *matrix;

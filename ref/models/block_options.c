@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a config to the options of its blocks, and whether a layout can hold it. */
+/* Derives a block's options from a config, and checks whether a layout supports it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "ref/models/model_private.h"
 #include "ref/models/plan_private.h"
 
-/* Its last component: "q_proj". */
+/* Returns the last component of a role's path: "q_proj". */
 static const char *leaf_of(const ari_family *f, ari_role role)
 {
     const char *path = ari_part_path(f, role), *dot = path ? strrchr(path, '.') : NULL;
@@ -134,7 +134,7 @@ static ar_status check_output(const char *name, size_t out, int ranks, const ar_
     return s->style == AR_STYLE_COLWISE || by_features(s->output) ? divides(name, out, ranks) : AR_OK;
 }
 
-/* Heads that are split stay whole; of KV heads neighbouring ranks may have copies. */
+/* Heads are not divided internally; neighbouring ranks may have copies of KV heads. */
 static ar_status check_heads(const ar_config *c, int ranks, const ar_linear_split *qkv)
 {
     const size_t n = (size_t)ranks;
@@ -188,7 +188,7 @@ ar_status ari_config_check_ranks(const ar_config *c, int ranks, const ar_plan *p
 
 ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, const ar_plan *plan)
 {
-    /* Divisibility does not depend on the placement between the branches, for which the plan's declared one is used. */
+    /* Divisibility does not depend on the placement between the branches, so the plan's declared one is used. */
     const bool sequence = ari_plan_by_tokens(plan, 1, false);
     ar_outer_split outer;
     AR_TRY(ari_config_expect(c));
@@ -197,7 +197,7 @@ ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, cons
     for (size_t i = 0; i < ar_config_blocks(c); i++) {
         ar_block_split split;
         if (i > 0 && plan->rules == 0 && ar_config_has_experts(c, i) == ar_config_has_experts(c, i - 1))
-            continue; /* it is split as the one before */
+            continue; /* divided like the preceding layer */
         AR_TRY(ari_plan_block(plan, c, i, sequence, &split));
         AR_TRY(check_attention(c, ranks, &split.attention));
         AR_TRY(ar_config_has_experts(c, i) ? check_experts(c, ranks, of_expert, &split.mlp)

@@ -169,13 +169,13 @@ static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_HEAD] = {ARI_FORM_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
 };
 
-/* The values that layers of any family report (models.md), below its attention, its MLP or the block; "": the module
+/* Values that layers of any family report (models.md), named below its attention, its MLP or the block; "": the module
  * itself. */
 enum { IN_ATTENTION, IN_MLP, IN_BLOCK };
 static const struct value {
     ari_role role;
     int scope;
-    const char *leaf, *plural; /* plural: of a family that calls it shared_experts; NULL: the same */
+    const char *leaf, *plural; /* plural: the name in families that call it shared_experts; NULL: the same name */
 } values[] = {
     {ARI_Q_HEADS, IN_ATTENTION, "q", NULL},
     {ARI_K_HEADS, IN_ATTENTION, "k", NULL},
@@ -429,7 +429,7 @@ typedef struct walk {
     void *user;
 } walk;
 
-/* The weight in its stored orientation, then the bias. block: "model.layers.0.", or "". */
+/* Visits the weight in its stored orientation, then the bias. block: "model.layers.0.", or "". */
 static ar_status visit_part(const walk *w, const ari_family_part *p, const char *block, size_t expert)
 {
     const ari_part_kind *k = ari_part_kind_of(p->role);
@@ -456,7 +456,7 @@ static ar_status visit_experts(const walk *w, const ari_family_part *first_part,
     return AR_OK;
 }
 
-/* layer: of no use outside of the blocks. */
+/* layer: ignored outside of the blocks. */
 static ar_status visit_section(const walk *w, ari_section section, const char *block, size_t layer)
 {
     for (const ari_family_part *p = ari_family_of(w->config->arch)->part; p->path; p++) {

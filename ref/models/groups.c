@@ -23,7 +23,7 @@ ar_parallel_rank ari_parallel_rank_of(const ar_parallel *p, int rank)
     return coordinates;
 }
 
-/* "; stages 1 and 5, layers 2..3 and 10..11", of the rank at `place` of the pipeline. */
+/* Appends "; stages 1 and 5, layers 2..3 and 10..11" for the pipeline's rank `place`. */
 static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int place)
 {
     const int stages_per_rank = ari_at_least_one(p->virtual_stages), total_stages = ari_parallel_stages(p),
@@ -62,7 +62,8 @@ void ari_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t
 }
 
 enum { MOST_NAMED = 4 };
-/* The ranks that a line names: "rank 1", "ranks 0 and 2", "ranks 1, 3"; but not the group of "#7 of ranks 0-3". */
+/* Finds the ranks that a line names: "rank 1", "ranks 0 and 2", "ranks 1, 3"; but not the group in "#7 of ranks
+ * 0-3". */
 static int ranks_in(int found[MOST_NAMED], const char *line, size_t length)
 {
     int n = 0;
@@ -116,7 +117,7 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
         [ARI_OVER_DP] = &(g)->dp                                                                                \
     }
 
-/* True if a layout has such a group; every layout has those that a context always requires. */
+/* Returns true if a layout has such a group; groups that a context always requires exist in every layout. */
 static bool has_group(const ar_parallel *p, ari_over group_kind)
 {
     if (group_kind == ARI_OVER_SHARD || group_kind == ARI_OVER_REPLICATE)
@@ -157,7 +158,8 @@ static ar_status split(ar_comm **out, ar_comm *world, const ar_parallel *p, ari_
     return ari_comm_join(out, world, group, place, n);
 }
 
-/* Runs of neighbours have the experts between them, and the copies of a replica of shares follow each other. */
+/* Splits the world into groups of consecutive ranks that together have all experts; the copies of a sharding replica
+ * are consecutive. */
 static ar_status split_experts(ar_comm **out, ar_comm *world, const ar_parallel *p, ari_over group_kind)
 {
     const ari_ranks ranks = ari_ranks_of(p);

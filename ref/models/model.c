@@ -32,7 +32,7 @@ struct ar_model {
     ar_loss *loss;     /* with the pipeline's last stage */
 };
 
-/* The modules of a model while they are made. */
+/* The modules of a model during construction. */
 typedef struct maker {
     ar_ctx *ctx;
     const ar_config *c;
@@ -42,10 +42,10 @@ typedef struct maker {
     bool sequence;
     int rank, ranks; /* of the pipeline */
     ar_module **child;
-    ari_staged *child_stage; /* [n], as child */
+    ari_staged *child_stage; /* [n] stage of each child */
     size_t n;
     ari_stages stages;
-    ar_module *embedding; /* on the last rank of a pipeline the table that a tied head shares with the first's */
+    ar_module *embedding; /* on a pipeline's last rank, the table that a tied head shares with the first rank */
     ar_loss *loss;
 } maker;
 
@@ -97,7 +97,7 @@ static ar_status create_block(maker *k, size_t layer, int stage)
     return AR_OK;
 }
 
-/* A head, and the loss of its logits, whose gradient counts so much. tied NULL: its weight is its own. */
+/* Creates a head and the loss of its logits with this weight. tied NULL: the head has a separate weight. */
 static ar_status create_head(maker *k, ar_loss **loss, const char *name, ar_param *tied, double weight, int stage)
 {
     const ar_config *c = k->c;
@@ -108,7 +108,7 @@ static ar_status create_head(maker *k, ar_loss **loss, const char *name, ar_para
     return ari_head_loss_create(loss, k->ctx, c->vocab, k->split.head.output, &o);
 }
 
-/* Each has the weight of the head, and 1/D of the weight of their losses. */
+/* Creates heads for further tokens, which share the head's weight; each loss has 1/D of their total weight. */
 static ar_status create_further(maker *k, ar_param *weight)
 {
     const ar_config *c = k->c;
@@ -169,7 +169,7 @@ static ar_status create_parts(maker *k)
     return AR_OK;
 }
 
-/* The context's pipeline may not be one that ari_parallel_check has seen. */
+/* Checks the context's pipeline, which may not have passed ari_parallel_check. */
 static ar_status check_pipeline(const ar_ctx *ctx, const ar_config *c)
 {
     ar_parallel p = ctx->layout;
@@ -186,7 +186,7 @@ static ar_status create_list(ar_model *m, maker *k)
     st = create_parts(k);
     m->loss = k->loss;
 done:
-    if (st != AR_OK && k->rank > 0) /* else it is among them */
+    if (st != AR_OK && k->rank > 0) /* otherwise the list owns it */
         ar_module_destroy(k->embedding);
     st = ar_sequential_made(&m->module, "model", k->child, k->n, st);
     if (st == AR_OK)
@@ -291,7 +291,7 @@ ar_status ari_model_zero_grad(ar_model *m, ar_ctx *ctx)
 
 /* --- weights ------------------------------------------------------------------------------------------------------ */
 
-/* Values of a model's parameters: fresh ones, or given ones. */
+/* Source of parameter values: fresh or given. */
 
 typedef struct weight_source {
     uint64_t seed;

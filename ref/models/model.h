@@ -11,15 +11,14 @@ AR_NODISCARD ar_status ari_config_check_tp(const ar_config *c, int ranks, int of
 /** Returns the model's loss, on the last rank of a pipeline; NULL on the other ranks. Borrowed. */
 ar_loss *ari_model_criterion(ar_model *m);
 
-/* The random streams of a model: one for each parameter's fresh values, one for each place that drops elements. Two
- * with the same key would hold the same numbers. */
+/* A random stream of a model: one for each parameter's initial values, and one for each dropout. Streams with equal
+ * keys would produce equal numbers. */
 typedef struct ari_random_stream {
     uint64_t key;
     char name[160];
 } ari_random_stream;
 
-/** Sorts by key. Errors: AR_ERR_UNSUPPORTED (two keys are equal; names both). */
+/** Sorts streams by key. Errors: AR_ERR_UNSUPPORTED (two keys are equal; names both). */
 AR_NODISCARD ar_status ari_streams_distinct(ari_random_stream *s, size_t n);
-/** Checks that a model's streams have distinct keys with this seed. Errors: as above, AR_ERR_MEMORY,
- *  AR_ERR_OVERFLOW. */
+/** Checks that a model's streams have distinct keys for this seed. Errors: as above, AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_streams_check(const ar_config *c, uint64_t seed);

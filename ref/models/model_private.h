@@ -10,10 +10,10 @@ AR_BEGIN_DECLS
 /** Checks a layout of `ranks` tensor-parallel ranks without building anything. Errors: AR_ERR_INDIVISIBLE (names the
  *  dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (ranks < 1). */
 AR_NODISCARD ar_status ari_config_check_ranks(const ar_config *c, int ranks, const ar_plan *plan);
-/** Checks that `inner` context-parallel neighbours (ar_parallel) can share the heads of each of those ranks, KV heads
- *  also as copies. Errors: AR_ERR_INDIVISIBLE (names the heads and what would be right), AR_ERR_ARG (inner < 1). */
+/** Checks that `inner` neighbouring context-parallel ranks can divide the heads of each tensor-parallel rank, KV heads
+ *  possibly with copies. Errors: AR_ERR_INDIVISIBLE (names the heads and a valid number), AR_ERR_ARG (inner < 1). */
 AR_NODISCARD ar_status ari_config_check_inner(const ar_config *c, int ranks, int inner, const ar_plan *plan);
-/** Number of parameters (elements) of the whole model. Errors: AR_ERR_OVERFLOW. */
+/** Computes the number of parameter elements in the whole model. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_config_parameters(const ar_config *c, size_t *out);
 /** Given weights: find(user, name, count) returns `count` fp32 values of the full tensor, borrowed, or NULL (then
  *  AR_ERR_NOT_FOUND). Then a tap ':init' of each. */
@@ -32,8 +32,8 @@ AR_NODISCARD ar_status ari_model_loss(ar_model *m, ar_ctx *ctx, float *loss, siz
 AR_NODISCARD ar_status ari_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 /** Gradients and the loss's terms become zero. */
 AR_NODISCARD ar_status ari_model_zero_grad(ar_model *m, ar_ctx *ctx);
-/** The options of block `layer` of a config, and the names of its parts; its split is the caller's (ari_plan_block).
- *  `name` (cap bytes) becomes its path. */
+/** Returns the options of block `layer` in a config, and the names of its parts. The caller sets the split
+ *  (ari_plan_block). `name` (cap bytes) receives the block's path. */
 AR_NODISCARD ar_status ari_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap);
 
 AR_END_DECLS

@@ -228,7 +228,8 @@ static ar_status check_replicas(const ar_parallel *p)
 static ar_status check_numbers(const ar_parallel *p)
 {
     AR_TRY(check_extents(p));
-    AR_TRY(ari_parallel_check_sequence(p, 0)); /* else inner neighbours that no cp has are counted as ranks below */
+    AR_TRY(ari_parallel_check_sequence(p, 0)); /* otherwise inner neighbours without cp would be counted as ranks
+                                                  below */
     if (p->zero < 0 || p->zero > 3)
         return ar_error_set(
             AR_ERR_ARG,

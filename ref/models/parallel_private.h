@@ -9,8 +9,8 @@
 
 AR_BEGIN_DECLS
 
-/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "pp=4 interleaved (2 stages each)", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=4
- *  zero=1 replicate=2", "dp=3 micro-batches=2": what the layout differs in from one rank. */
+/** Writes the difference of a layout from one rank: "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "pp=4 interleaved (2 stages
+ *  each)", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=4 zero=1 replicate=2", "dp=3 micro-batches=2". */
 void ari_parallel_text(char *out, size_t cap, const ar_parallel *p);
 /** Checks that a model can be sharded by a layout, without building anything. seq: tokens of a sequence; batch: samples
  *  of the global batch; 0 for either: unknown and not checked. With more dp ranks than samples the last ranks have
@@ -23,7 +23,7 @@ AR_NODISCARD ar_status ari_parallel_check(const ar_parallel *p, const ar_config 
  *  ari_parallel_check. */
 AR_NODISCARD ar_status ari_parallel_check_ranks(const ar_parallel *p);
 ar_parallel_rank ari_parallel_rank_of(const ar_parallel *p, int rank);
-/** Stages of the pipeline: pp * virtual_stages; 1 without. */
+/** Returns the number of pipeline stages: pp * virtual_stages, or 1 without a pipeline. */
 int ari_parallel_stages(const ar_parallel *p);
 /** Returns the schedule of a layout that ari_parallel_check accepts: a copy of own_schedule, or a generated one for all
  *  micro-batches. A data-parallel rank with fewer micro-batches skips the missing ones. Release it with
@@ -36,8 +36,8 @@ void ari_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t
  *  holds. Ranks have consecutive runs of samples, the first (batch mod dp) ranks one more; a rank's micro-batches split
  *  its run in the same way. A micro-batch may be empty. */
 void ari_parallel_rows(const ar_parallel *p, size_t batch, int dp_rank, int micro, size_t *start, size_t *count);
-/** Micro-batch `micro` of `dp_rank` as a view of the global batch: rows, masks and place. Borrows from `global`. Its
- *  `targets` are the global batch's own (0 until counted). */
+/** Returns micro-batch `micro` of `dp_rank` as a view of the global batch: rows, masks and position. Borrows from
+ *  `global`. `targets` are those of the global batch (0 until counted). */
 void ari_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *global, int dp_rank, int micro);
 
 AR_END_DECLS

@@ -49,14 +49,14 @@ size_t ari_layer_of_name(const ar_config *c, const char *name)
     return rest && numbered(rest, &layer, &rest) && layer < ar_config_blocks(c) ? layer : SIZE_MAX;
 }
 
-/* A parameter's place in the model, by its name. */
+/* A parameter's position in the model, derived from its name. */
 typedef struct param_place {
     const ari_family_part *part; /* static storage */
     size_t layer;                /* SIZE_MAX: in no layer */
     size_t expert;               /* 0 without experts */
 } param_place;
 
-/* False: no part of the family has this name. */
+/* Returns false if no part of the family has this name. */
 static bool param_place_of(param_place *p, const ar_config *c, const char *name)
 {
     const ari_family *f = ari_family_of(c->arch);
@@ -93,7 +93,7 @@ bool ari_stacked_path(char *out, size_t cap, ar_arch arch, const char *layer, ar
     return true;
 }
 
-/* [E, 2F, h] or [E, h, F] of an expert's own [F, h] or [h, F]. */
+/* Describes how an expert's [F, h] or [h, F] lies in the stacked [E, 2F, h] or [E, h, F]. */
 static void stack_expert(ari_stacked *s, const ar_config *c, const param_place *place, const size_t *shape)
 {
     s->ndim = 3;

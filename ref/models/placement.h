@@ -14,10 +14,11 @@ size_t ari_layer_of_name(const ar_config *c, const char *name);
  * mlp.experts.gate_up_proj_bias [E, 2F] and down_proj_bias [E, h]. */
 typedef struct ari_stacked {
     char name[160];
-    int ndim; /* one more than the parameter's, or as many: the parameter by another name */
+    int ndim; /* number of dimensions: one more than the parameter's, or the same if only the name differs */
     size_t shape[3];
-    size_t expert, row; /* of one more: the parameter begins at [expert, row, 0] */
-    size_t step[2];     /* not 0: its element [i, j] is i*step[0] + j*step[1] after element `row` of the expert's */
+    size_t expert, row; /* with one more dimension: the parameter begins at [expert, row, 0] */
+    size_t step[2];     /* nonzero: element [i, j] is i*step[0] + j*step[1] after element `row` of the expert's
+                           matrix */
 } ari_stacked;
 
 /** Writes the alternative path of a role's module or value in such a layer, for example

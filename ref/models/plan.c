@@ -49,7 +49,7 @@ ar_status ari_plan_put(ar_plan *p, const ar_plan_rule *rule)
     return AR_OK;
 }
 
-/* A rule without declarations; the glob's length has been checked, or is a family's. */
+/* Adds a rule without declarations. The length of the glob has been checked, or the glob is a family's. */
 static ar_status put_rule(ar_plan *p, ar_style style, const char *glob)
 {
     ar_plan_rule rule = {.style = style};
@@ -159,7 +159,7 @@ static bool matches(const ar_plan_rule *rule, const char *path, const char *belo
     return ari_glob_matches(rule->glob, path) || (below != path && ari_glob_matches(rule->glob, below));
 }
 
-/* Modules of several parts, which are prepared; a part has a style. */
+/* Modules of several parts, whose inputs are prepared; a part has a style. */
 static const ari_role prepared[] = {ARI_ATTENTION, ARI_MLP, ARI_EXPERTS};
 enum { PREPARED = sizeof prepared / sizeof *prepared };
 
@@ -260,7 +260,7 @@ bool ari_ruled_possible(ar_placement p, bool tokens)
     return ari_placed_full(p) || ari_placed_by_features(p) || (tokens && ari_placed_by_tokens(p));
 }
 
-/* True if a value placed as `actual` has the same shape on each rank as one placed as declared. */
+/* Returns true if placement `actual` gives each rank the same shape as the declared placement. */
 static bool fits_placement(ar_placement declared, ar_placement actual)
 {
     if (declared.kind == AR_PARTIAL_MAX)
@@ -329,7 +329,7 @@ ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_pla
     return ari_ruled_input(m, maker, actual, else_from, &split->input);
 }
 
-/* Checks that m, split so, is one GEMM with the first of the layers that share its input. */
+/* Checks that m with this split forms one GEMM with the first of the layers that share its input. */
 static ar_status check_alike(const ari_ruled *m, const ar_linear_split *s, const ari_ruled *first_layer,
                              const ar_linear_split *split)
 {
@@ -380,8 +380,8 @@ static bool matches_role(const ar_plan_rule *rule, ar_arch arch, const char *lay
     return matches_paths(rule, arch, &role_paths);
 }
 
-/* True if the rule matches a module of its kind, of a layer or outside all (NULL): parts have styles, an attention, an
- * MLP and experts are prepared. */
+/* Returns true if the rule matches a module of its kind in a layer, or outside of all layers (NULL): parts have styles,
+ * while inputs of attentions, MLPs and experts are prepared. */
 static bool matches_in(const ar_plan_rule *rule, ar_arch arch, const char *layer)
 {
     bool found = false;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of plans: rules of modules, by path (plan.c), read from a file (plan_file.c). */
+/* Internals of plans: rules by module path (plan.c), and reading them from a file (plan_file.c). */
 #pragma once
 
 #include <jansson.h>
@@ -7,12 +7,12 @@
 #include "anyrank/plan.h"
 #include "ref/models/family.h"
 
-/** Adds a rule at the end, without the default ones before it. Errors: AR_ERR_ARG (full), AR_ERR_MEMORY. */
+/** Appends a rule without adding the default rules first. Errors: AR_ERR_ARG (full), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_plan_put(ar_plan *p, const ar_plan_rule *rule);
 
-/** Its name in messages. */
+/** Returns the plan's file name for messages. */
 const char *ari_plan_file(const ar_plan *p);
-/** True if it is the architecture's own, without rules. */
+/** Returns true if the plan is the architecture's default, without further rules. */
 bool ari_plan_is_default(const ar_plan *p);
 
 /** Returns the rules as the array of a plan file, with aliases expanded to globs and a tp_plan's names replaced by
@@ -24,14 +24,14 @@ AR_NODISCARD ar_status ari_plan_hash(char hex[65], const ar_plan *p);
 
 /** True if a rule's glob matches a literal path. */
 bool ari_glob_matches(const char *glob, const char *path);
-/** Checks that every rule matches a module of its kind. Errors: AR_ERR_NOT_FOUND (names such a rule and a module). */
+/** Checks that every rule matches a module of its kind. Errors: AR_ERR_NOT_FOUND (names the rule and a module). */
 AR_NODISCARD ar_status ari_plan_check_globs(const ar_plan *p, const ar_config *c);
 /** Returns the last rule that matches a part (or of the rules that prepare a module of parts) by its path or by the
  *  path that transformers has in memory (placement.h); NULL: none. layer: as in ari_role_path. Borrowed. */
 const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *layer, ari_role role);
 /** Returns a rule's style in the terms of the part: rowwise for the embedding is vocab. */
 ar_style ari_style_in(ari_role role, ar_style s);
-/** The style of a part whose rule this is, in the same words. */
+/** Returns the style that this rule gives a part, in the rule's terms. */
 ar_style ari_plan_style_of(const ar_plan *p, ari_role role, const ar_plan_rule *rule);
 
 /* Module as a plan sees it: a model's (plan_split.c) or a user's (plan_walk.c). A declared placement of an input or
@@ -43,8 +43,8 @@ typedef struct ari_ruled {
     const ar_plan_rule *rule; /* last matching rule; NULL: none */
     ar_style style;           /* in the terms of the module */
     bool strict;              /* nothing is believed */
-    bool is_user_module;      /* a user's, which is always strict */
-    char name[AR_PLAN_GLOB];  /* its path */
+    bool is_user_module;      /* true for a user's module, whose checks are always strict */
+    char name[AR_PLAN_GLOB];  /* path of the module */
 } ari_ruled;
 
 /** Writes a placement for a message, as users write it, in storage that lives to the end of the enclosing block. */
@@ -54,7 +54,7 @@ const char *ari_ruled_show(char text[AR_PLACEMENT_TEXT], const ari_ruled *m, ar_
  *  one. */
 AR_NODISCARD ar_status ari_ruled_wrong(const ari_ruled *m, const char *label, ar_placement declared, const char *fits,
                                        ...) AR_PRINTF(4, 5);
-/** AR_ERR_UNSUPPORTED: the module cannot have its style. */
+/** Reports that the module cannot have its style: AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits);
 
 /** A placement of [b, s, features] with its dimension counted from the end. */
@@ -62,9 +62,10 @@ ar_placement ari_ruled_from_end(ar_placement p);
 /** Returns true if a value can be redistributed to p: replicated, shards of features, or shards of tokens if that is
  *  possible. */
 bool ari_ruled_possible(ar_placement p, bool tokens);
-/** True if a value that `maker` left as `actual` can be taken for one that is placed as declared. */
+/** Returns true if a value that `maker` left with placement `actual` can be used as if it had the declared
+ *  placement. */
 bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement actual);
-/** *p = the declared placement of such a value. */
+/** Sets *p to the declared placement of such a value. */
 AR_NODISCARD ar_status ari_ruled_believe(const ari_ruled *m, const char *label, ar_placement declared,
                                          const ar_plan_rule *maker, ar_placement actual, ar_placement *p);
 /** Sets *from_placement to the declared placement of the input if such a value arrives, or to else_from without a
@@ -74,7 +75,7 @@ AR_NODISCARD ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *m
 /** Sets *p to the declared target placement of a value. terms: it may be terms of a sum. */
 AR_NODISCARD ar_status ari_ruled_target(const ari_ruled *m, const char *label, ar_placement declared, bool tokens,
                                         bool terms, ar_placement *p);
-/** *to_placement = what the output is to be; else_to without a declaration. */
+/** Sets *to_placement to the output's required placement; else_to if none is declared. */
 AR_NODISCARD ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_placement else_to,
                                         ar_placement *to_placement);
 

@@ -17,7 +17,7 @@ typedef struct reader {
     ar_plan *p;
     const char *file;
     const json_t *aliases; /* NULL: none */
-    json_t *unused;        /* of them, those that no rule has named */
+    json_t *unused;        /* the rules that no other rule has referred to */
     char location[2 * ARI_PRINTABLE];
 } reader;
 
@@ -60,7 +60,7 @@ static ar_status read_placement(const reader *r, ar_placement *p, const char *ke
     return invalid(r, "'%s' is no placement of an activation: %s", key, why);
 }
 
-/* [from, to]; null: nothing is said. */
+/* Reads [from, to]; null: not declared. */
 static ar_status read_pair(const reader *r, ar_plan_value *v, const char *key, const json_t *pair)
 {
     if (json_is_null(pair))
@@ -119,7 +119,7 @@ static ar_status read_values(const reader *r, ar_plan_rule *rule, const json_t *
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-/* The glob that an alias, or an alias of one, means. */
+/* Reads the glob for an alias, or for an alias of an alias. */
 static ar_status read_glob(const reader *r, char glob[AR_PLAN_GLOB], const char *text)
 {
     const char *name = text;
@@ -247,7 +247,7 @@ static const struct tp_style {
     {"sequence_parallel", AR_STYLE_SEQUENCE, NULL, NULL},
     {"replicate", AR_STYLE_REPLICATE, NULL, NULL},
     {"replicated_with_grad_allreduce", AR_STYLE_REPLICATE, NULL, NULL},
-    {"mla_kv_a_proj", AR_STYLE_REPLICATE, NULL, NULL}, /* it sums the rotary key's gradient, as the layer does here */
+    {"mla_kv_a_proj", AR_STYLE_REPLICATE, NULL, NULL}, /* reduces the rotary key's gradient, as the layer does here */
     {"gather", AR_STYLE_PREPARE, NULL, "R"},
     {"all_reduce", AR_STYLE_PREPARE, NULL, "R"},
     {"moe_tp_experts", AR_STYLE_PREPARE, NULL, "R"},
@@ -377,11 +377,11 @@ static json_t *pair_json(const ar_plan_value *v)
     return v->is_declared ? json_pack("[o, o]", placement_json(v->src), placement_json(v->dst)) : json_null();
 }
 
-/* Arguments of prepare: a list of the inputs by position, if any is given, and an object of those by keyword. */
+/* Writes the arguments of prepare: a list of positional inputs if there are any, and an object of keyword inputs. */
 static int put_arguments(json_t *o, const ar_plan_rule *rule)
 {
     json_t *list = json_array(), *named = json_object();
-    size_t n = 0; /* by position: up to the first keyword, or else the last that is given */
+    size_t n = 0; /* number of positional inputs: up to the first keyword, otherwise up to the last given input */
     int failed = 0;
     for (size_t i = 0; i < AR_PLAN_ARGUMENTS && !rule->input[i].name[0]; i++) {
         const bool before_keyword = i + 1 < AR_PLAN_ARGUMENTS && rule->input[i + 1].name[0];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plan's split of a model: the split of each part, and the placement of values between the parts. */
+/* Derives a plan's split of a model: the split of each part, and the placement of values between parts. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "ref/models/plan.h"
 #include "ref/models/plan_private.h"
 
-/* A plan seen from one layer of a model, or (ARI_NO_BLOCK) from outside of them. */
+/* A plan as it applies to one layer of a model or, with ARI_NO_BLOCK, outside of the layers. */
 typedef struct view {
     const ar_plan *p;
     const ar_config *c;
@@ -36,7 +36,7 @@ static bool has_tokens(const view *v)
     return ari_placed_by_tokens(v->stream);
 }
 
-/* A part, or a module of several, which is prepared. */
+/* Returns the rule of a part, or of a module with several parts, whose input is prepared. */
 static ari_ruled ruled_part(const view *v, ari_role role)
 {
     ari_ruled m = {.plan = v->p, .strict = v->strict};
@@ -48,7 +48,7 @@ static ari_ruled ruled_part(const view *v, ari_role role)
     return m;
 }
 
-/* For a part that has no choice: checks that its rule declares the actual placement. */
+/* Checks, for a part without a choice, that its rule declares the actual placement. */
 static ar_status check_declared(const ari_ruled *part, ar_placement input_placement, ar_placement out)
 {
     ari_ruled m = *part;
@@ -62,7 +62,7 @@ static ar_status check_declared(const ari_ruled *part, ar_placement input_placem
 
 /* --- attention, MLP ----------------------------------------------------------------------------------------------- */
 
-/* The layers of an attention or an MLP: those that share its input, and the last one. norm: before it. */
+/* The layers of an attention or an MLP: those that share its input, and the last one. norm: the norm before it. */
 typedef struct branch {
     ari_role module, norm, first_roles[3], second;
     int n;
@@ -110,8 +110,8 @@ static ar_status check_other_inputs(const ari_ruled *m, const ar_plan_value *fir
     return AR_OK;
 }
 
-/* Applies the module's rule to its input, which arrives as `arrives`, for all its layers at once. *maker: the rule that
- * decides their input. */
+/* Applies the module's rule to its input, which has placement `arrives`, for all its layers at once. *maker: the rule
+ * that determines the layers' input. */
 static ar_status split_input(const view *v, ari_role before, const ari_ruled *m, ar_placement arrives,
                              ar_tp_redistribution *change, const ar_plan_rule **maker)
 {
@@ -150,7 +150,7 @@ static ar_status split_second(const ari_ruled *m, const ari_ruled *first_layer, 
                         ARI_PLACED(m, actual), ARI_PLACED(m, split->input));
 }
 
-/* The last layer's output, and what the module's rule makes of it. */
+/* Determines the last layer's output, and its conversion by the module's rule. */
 static ar_status split_output(const view *v, const ari_ruled *module, const ari_ruled *last_layer,
                               ar_linear_split *second, ar_tp_redistribution *change)
 {
@@ -261,7 +261,7 @@ static ar_status check_expert(const view *v, ari_role role, ar_style expected_st
     return ari_ruled_misfit(&m, fits);
 }
 
-/* A rule of the experts together says that what they make is added up over the ranks. */
+/* Checks that the rule for all experts together declares their output as a sum over ranks. */
 static ar_status check_sum(const view *v, bool cut)
 {
     const ari_ruled m = ruled_part(v, ARI_EXPERTS);
@@ -278,7 +278,7 @@ static ar_status check_sum(const view *v, bool cut)
                : ari_ruled_wrong(&m, "the output that there is", out->src, "%s would fit", cut ? "P(sum)" : "R");
 }
 
-/* Gate, up and down of the experts, or of the one that all tokens go to: cut or all replicated. */
+/* Checks that gate, up and down of the experts, or of the shared expert, are either divided or all replicated. */
 static ar_status check_cut(const view *v, const ari_role part[3], bool cut, const char *colwise_hint,
                            const char *replicate_hint)
 {
@@ -424,7 +424,7 @@ bool ari_plan_by_tokens(const ar_plan *p, int tp, bool sp)
 
 /* --- checks ------------------------------------------------------------------------------------------------------- */
 
-/* Tables have the ids, which are whole, on one side. */
+/* Checks a table: its ids are replicated on one side. */
 static ar_status check_table(const view *v, ari_role role)
 {
     if (!ari_part_path(v->f, role))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers of a user's module, each split as a plan says of its name. */
+/* Derives the splits of the layers in a user's module from a plan, by name. */
 #include "anyrank/plan_walk.h"
 
 #include <stdio.h>
@@ -22,7 +22,7 @@ static ar_placement settled(ar_placement p)
     return ari_placed_full(p) ? ari_replicated : p;
 }
 
-/* Checks a placement set by the user: one that a value between layers can have. */
+/* Checks that a placement set by the user is possible for a value between layers. */
 static ar_status check_at(ar_plan_walk *w, const char *name)
 {
     char text[AR_PLACEMENT_TEXT];
@@ -82,8 +82,8 @@ static ar_status split_linear(ar_linear_split *split, ar_plan_walk *w, const cha
     return leave_own(&m, m.style == AR_STYLE_ROWWISE, ari_ruled_makes(m.style), &split->output);
 }
 
-/* Split of an MLP or an attention, whose n first layers share its input: it takes all features of its input and, except
- * for terms of a sum, outputs all of them; *leaves: the output placement. */
+/* Derives the split of an MLP or an attention whose first n layers share its input. It takes all features of its input
+ * and outputs all features, possibly as partial sums; *leaves: the output placement. */
 static ar_status split_branch(ar_branch_split *split, ar_placement *leaves, ar_plan_walk *w,
                               const char *const *first_names, int n, const char *second)
 {
@@ -133,7 +133,7 @@ typedef struct planned {
     size_t sp_index;    /* index of the layer if it uses or produces positions, as under sequence parallelism; else
                            SIZE_MAX */
     bool has_positions; /* some value here is placed by positions */
-    ar_placement output_placement; /* what the layer makes */
+    ar_placement output_placement; /* placement of the layer's output */
 } planned;
 
 /* Adds a redistribution that keeps replicated values and gradients replicated: I. */
@@ -250,7 +250,7 @@ ar_status ar_plan_norm_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, 
     return end_layer(result, &m, leaves, ar_norm_create(&m.part[m.parts], ctx, name, kind, h, eps));
 }
 
-/* A layer has the whole of a rank's positions, on which it works as under sequence parallelism. */
+/* Each rank has whole positions, on which the layer works as under sequence parallelism. */
 static ar_held held_of(ar_placement p)
 {
     return ari_placed_by_features(p) ? AR_HELD_SHARD : AR_HELD_WHOLE;

@@ -13,19 +13,17 @@ AR_BEGIN_DECLS
  *  if the last layer's output is not declared. Errors: those of the other functions here. */
 AR_NODISCARD ar_status ari_plan_mlp_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                            const ar_mlp_options *o);
-/** An MLP and an attention, as ar_mlp_create and ar_attention_create have them; o->split is not looked at. Each of
- *  their linear layers is looked up by its own name; those that share the input need one style and output, and an
- *  attention's leave R (every rank has all heads) or S(-1) (heads are split). They take R, or S(1) as it arrives, and
- *  leave R where the last layer's output is not declared. Errors: as above. */
+/** Create an MLP and an attention, as ar_mlp_create and ar_attention_create do, ignoring o->split. Each linear layer is
+ *  looked up by its name. Layers that share the input need the same style and output; an attention's layers output R
+ *  (every rank has all heads) or S(-1) (heads are divided). The modules take R, or S(1) if the input has it, and output
+ *  R if the last layer's output is not declared. Errors: as above. */
 AR_NODISCARD ar_status ari_plan_attention_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                                  const ar_attention_options *o);
-/** The plan's split of an embedding (vocab, hidden, replicate) or an LM head (vocab, with output R gathered, or
- *  replicate), for ar_embedding_create and ar_logits_create: the one outputs, the other takes R. Errors:
- *  AR_ERR_UNSUPPORTED. */
+/** Returns the plan's split of an embedding (vocab, hidden, replicate) for ar_embedding_create, with replicated output.
+ *  Errors: AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name);
-/** The plan's split of an embedding (vocab, hidden, replicate) or an LM head (vocab, with output R gathered, or
- *  replicate), for ar_embedding_create and ar_logits_create: the one outputs, the other takes R. Errors:
- *  AR_ERR_UNSUPPORTED. */
+/** Returns the plan's split of an LM head (vocab, with output R gathered, or replicate) for ar_logits_create, with
+ *  replicated input. Errors: AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name);
 /** Returns the part of the current value that a rank holds, for user-defined losses and layers; AR_HELD_UNKNOWN for a
  *  rank's positions, which losses refuse. */

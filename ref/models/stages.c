@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stages of a pipeline: which layers each has, and which layouts of them are legal. */
+/* Assigns layers to the stages of a pipeline, and checks which layouts of stages are legal. */
 #include "ref/models/stages.h"
 
 #include <limits.h>
@@ -18,7 +18,7 @@
 int ari_parallel_stages(const ar_parallel *p)
 {
     const int64_t n = (int64_t)ari_at_least_one(p->pp) * ari_at_least_one(p->virtual_stages);
-    return n > INT_MAX ? INT_MAX : (int)n; /* which no check accepts */
+    return n > INT_MAX ? INT_MAX : (int)n; /* a value that no check accepts */
 }
 
 static ar_status copy_schedule(ar_pipeline_schedule **out, const ar_pipeline_schedule *s)

@@ -4,15 +4,14 @@
 #include "anyrank/arch.h"
 #include "anyrank/parallel.h"
 
-/** The part of ari_parallel_check that is about the stages. */
+/** Checks a layout's stages, as part of ari_parallel_check. */
 AR_NODISCARD ar_status ari_stages_check(const ar_parallel *p, const ar_config *c);
 
-/** "3,5,4"; "": evenly. */
+/** Writes the stages as "3,5,4"; "" if they are even. */
 #define ARI_STAGES_TEXT (6 * AR_MAX_STAGES + 1)
 void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s);
 
-/** Checks that the layout's own schedule, if it has one, is of its ranks, stages and micro-batches. Errors:
- *  AR_ERR_ARG. */
+/** Checks that a layout's user-defined schedule matches its ranks, stages and micro-batches. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_given_schedule_check(const ar_parallel *p);
 
 /** Does the same as ar_parallel_groups_begin. wrong_stride injects a fault: the ranks that reduce gradients are

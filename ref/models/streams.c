@@ -28,7 +28,7 @@ ar_status ari_streams_distinct(ari_random_stream *s, size_t n)
 }
 
 typedef struct list {
-    ari_random_stream *streams; /* NULL: they are only counted */
+    ari_random_stream *streams; /* the streams; NULL: they are only counted */
     size_t n;
     uint64_t seed;
 } list;

@@ -17,7 +17,7 @@ ARI_FN int32_t ari_acc_bits(bool narrow)
     return narrow ? 13 : 32;
 }
 
-/** The highest non-zero slice of v, 0..8 or 0..21; 0 for zeros; ARI_ACC_NONFINITE for NaN and infinities. */
+/** Returns the highest nonzero slice of v, 0..8 or 0..21; 0 for zeros; ARI_ACC_NONFINITE for NaN and infinities. */
 ARI_FN int ari_acc_top(float v, bool narrow)
 {
     const uint32_t magnitude = ari_bits32(v) & 0x7fffffffu;
@@ -58,8 +58,8 @@ ARI_FN void ari_acc_raise(uint8_t *t, int64_t *h, int64_t *l, uint8_t t_new)
     *t = (uint8_t)(new_slice > old_slice ? new_slice : old_slice);
 }
 
-/** Adds one value. A non-finite one absorbs everything: t = ARI_ACC_NONFINITE, h = l = 0, and every slice is 0
- *  there. */
+/** Adds one value. After a non-finite value the state stays t = ARI_ACC_NONFINITE, h = l = 0; every slice of such a
+ *  value is 0. */
 ARI_FN void ari_acc_add(uint8_t *t, int64_t *h, int64_t *l, float v, bool narrow)
 {
     ari_acc_raise(t, h, l, (uint8_t)ari_acc_top(v, narrow));
@@ -67,7 +67,7 @@ ARI_FN void ari_acc_add(uint8_t *t, int64_t *h, int64_t *l, float v, bool narrow
     *l = ari_add64(*l, ari_acc_slice(v, *t - 1, narrow));
 }
 
-/** Adds the state (t2, h2, l2) to (t, h, l): as if every value of both had been added to one. */
+/** Adds the state (t2, h2, l2) to (t, h, l): the result equals that of adding all values of both to one state. */
 ARI_FN void ari_acc_merge(uint8_t *t, int64_t *h, int64_t *l, uint8_t t2, int64_t h2, int64_t l2)
 {
     ari_acc_raise(t, h, l, t2);
@@ -76,7 +76,7 @@ ARI_FN void ari_acc_merge(uint8_t *t, int64_t *h, int64_t *l, uint8_t t2, int64_
     *l = ari_add64(*l, l2);
 }
 
-/** fl32((fl64(h)*2^w + fl64(l))*2^(w(t-1)-149) for slices of w bits; NaN for a non-finite state. */
+/** Returns fl32((fl64(h)*2^w + fl64(l))*2^(w(t-1)-149)) for slices of w bits; NaN for a non-finite state. */
 ARI_FN float ari_acc_sum(uint8_t t, int64_t h, int64_t l, bool narrow)
 {
     const int32_t exponent = ari_acc_bits(narrow) * ((t == ARI_ACC_NONFINITE ? 0 : (int32_t)t) - 1) - 149;

@@ -37,7 +37,8 @@ ARI_FN double ari_gelu_erf64(double x)
     return low * ari_normal_cdf_part(low, a, ari_exp_minus_square(a * ARI_SQRT_1_2));
 }
 
-/* Phi(x) + x*phi(x). For x < 0 the two are of opposite sign: e*(erfcx/2 - a/sqrt(2 pi)) rounds only within them. */
+/* Returns Phi(x) + x*phi(x). For x < 0 the two terms have opposite signs; computed as e*(erfcx/2 - a/sqrt(2 pi)), only
+ * the terms round. */
 ARI_FN double ari_dgelu_erf_part(double x, double a, double e)
 {
     const double negative = fma(a, -ARI_1_SQRT_2PI, 0.5 * ari_erfcx_part(a * ARI_SQRT_1_2)) * e;
@@ -78,7 +79,7 @@ ARI_FN double ari_gelu_tanh64(double x)
     return (x < -ARI_GELU_BOUND64 ? -ARI_GELU_BOUND64 : x) * ari_sigmoid64(ari_gelu_tanh_2u(near));
 }
 
-/* sigmoid(w) + x*w'*sigmoid'(w), w = 2u. With e = exp(-|w|): n/(1 + e)^2, times e for w < 0. */
+/* Returns sigmoid(w) + x*w'*sigmoid'(w), w = 2u. With e = exp(-|w|) this is n/(1 + e)^2, times e for w < 0. */
 ARI_FN double ari_dgelu_tanh_part(double x, double e)
 {
     const double slope = 2.0 * ARI_SQRT_2_PI * x * fma(3.0 * ARI_GELU_CUBIC, x * x, 1.0); /* x*w' */
@@ -115,9 +116,9 @@ ARI_FN double ari_silu64(double x)
     return (x < -ARI_SILU_BOUND64 ? -ARI_SILU_BOUND64 : x) * ari_sigmoid64(x);
 }
 
-/* sigmoid(x)*(1 + x*(1 - sigmoid(x))). With e = exp(-|x|) = scale*(1 + p): (1 + e + x)*e/(1 + e)^2 for x < 0 and
- * (1 + e + x*e)/(1 + e)^2 otherwise. Near the zero at -1.278 1 + x and scale add exactly, and p is accurate by
- * itself. */
+/* Returns sigmoid(x)*(1 + x*(1 - sigmoid(x))). With e = exp(-|x|) = scale*(1 + p) this is (1 + e + x)*e/(1 + e)^2 for x
+ * < 0 and (1 + e + x*e)/(1 + e)^2 otherwise. Near the zero at -1.278, the sum of 1 + x and scale is exact, and p has
+ * full relative accuracy. */
 ARI_FN double ari_dsilu_part(double x, double p, double scale)
 {
     const double e = fma(scale, p, scale);
@@ -161,7 +162,7 @@ ARI_FN double ari_clamped64(double x)
     return near * ari_sigmoid64(ARI_CLAMPED_SLOPE * near);
 }
 
-/* With w = 1.702*x the slope of SiLU at w; +0 beyond the limit. */
+/* Returns SiLU's slope at w = 1.702*x; +0 beyond the limit. */
 ARI_FN float ari_dclamped32(float x)
 {
     const double w = ARI_CLAMPED_SLOPE * ari_limit((double)x, -ARI_SILU_BOUND32, ARI_CLAMP);
@@ -188,7 +189,7 @@ ARI_FN double ari_relu64(double x)
     return x < 0.0 ? 0.0 : x;
 }
 
-/** 1 for x > 0, 0 for x <= 0; NaN passes. */
+/** Returns 1 for x > 0, 0 for x <= 0; NaN is passed on. */
 ARI_FN float ari_drelu32(float x)
 {
     const float step = x > 0.0f ? 1.0f : 0.0f;
@@ -203,7 +204,7 @@ ARI_FN double ari_drelu64(double x)
 
 /* --- by kind ------------------------------------------------------------------------------------------------------ */
 
-/* A function of an activation and a number: of each kind its own, of AR_ACT_NONE `identity`. */
+/* Defines a function of an activation and a number by kind; for AR_ACT_NONE it returns `identity`. */
 #define ARI_ACT_FUNCTION(type, name, d, width, identity) \
     ARI_FN type name(ar_activation kind, type x)         \
     {                                                    \

@@ -12,7 +12,8 @@
 /* The exponent of a row of zeros and of a row with a NaN or an infinity: an integer maximum carries both. */
 #define ARI_EXP_ZERO INT32_MIN
 #define ARI_EXP_NONFINITE INT32_MAX
-/* 1.5 * 2^52: adding it rounds |x| <= 2^51 to the nearest integer, ties to even, which then stands in the low bits. */
+/* 1.5 * 2^52. Adding it rounds |x| <= 2^51 to the nearest integer, ties to even, and leaves the integer in the low
+ * bits. */
 #define ARI_ROUND_MAGIC 0x1.8p52
 #define ARI_ROUND_MAGIC_BITS 0x4338000000000000u
 
@@ -21,7 +22,7 @@ ARI_FN float ari_nan32(void)
     return ari_float32(ARI_NAN_BITS);
 }
 
-/** Any NaN becomes 0x7fc00000; every other value is unchanged. */
+/** Replaces any NaN by 0x7fc00000; other values are unchanged. */
 ARI_FN float ari_canonical32(float x)
 {
     return x != x ? ari_nan32() : x;
@@ -39,7 +40,7 @@ ARI_FN int32_t ari_clamp32(int32_t k, int32_t low, int32_t high)
     return at_least > high ? high : at_least;
 }
 
-/** 2^k for -1022 <= k <= 1023. */
+/** Returns 2^k for -1022 <= k <= 1023. */
 ARI_FN double ari_pow2(int32_t k)
 {
     return ari_float64((uint64_t)(uint32_t)(k + 1023) << 52);
@@ -48,8 +49,8 @@ ARI_FN double ari_pow2(int32_t k)
 /** Returns x*2^k for any k: exact if representable, otherwise rounded once. */
 ARI_FN double ari_scale2(double x, int32_t k)
 {
-    /* Going down in steps of 2^-969 keeps 53 bits of headroom above the subnormals, so that only the last product
-     * rounds; after three steps either way every finite x has become 0 or infinity. */
+    /* steps of 2^-969 keep 53 bits above the subnormals, so that only the last product rounds; after three steps in
+     * either direction every finite x has become 0 or infinity */
     if (k > 1023) {
         x *= 0x1p1023;
         k = k > 4000 ? 2977 : k - 1023;
@@ -81,7 +82,7 @@ ARI_FN int32_t ari_exponent32(float x)
     return magnitude >= 0x7f800000u ? ARI_EXP_NONFINITE : finite;
 }
 
-/** The same for binary64. */
+/** Does the same for binary64. */
 ARI_FN int32_t ari_exponent64(double x)
 {
     const uint64_t magnitude = ari_bits64(x) & 0x7fffffffffffffffu;
@@ -102,7 +103,7 @@ ARI_FN int32_t ari_key32(float x)
     return magnitude >= 0x7f800000 ? INT32_MAX : key;
 }
 
-/** The value of a key; INT32_MAX gives NaN. */
+/** Returns the value of a key; NaN for INT32_MAX. */
 ARI_FN float ari_key32_value(int32_t key)
 {
     const uint32_t u = key < 0 ? 0x80000000u | (0u - (uint32_t)key) : (uint32_t)key;
@@ -125,7 +126,7 @@ ARI_FN double ari_halves64(int64_t s, double *high)
     return ari_float64((biased & 0xffffffffu) | 0x4330000000000000u) - 0x1p52;
 }
 
-/** fl64(s), correctly rounded: one addition of two exact halves. */
+/** Returns fl64(s), correctly rounded: one addition of two exact halves. */
 ARI_FN double ari_double64(int64_t s)
 {
     double high;

@@ -21,7 +21,7 @@ ARI_FN uint64_t ari_digest_term(float x, uint64_t key)
     return bits == 0 ? 0 : h ^ h >> 33;
 }
 
-/* A digest as two numbers that fp32 holds: 48 of its bits. */
+/* Returns half i of a digest as a number that fp32 represents exactly: 24 of 48 bits. */
 ARI_FN float ari_digest_number(uint64_t digest, int i)
 {
     return (float)(digest >> (i == 0 ? 40 : 16) & 0xffffff);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Division by a number that is known before the loop, as the upper half of a product: a GPU has no instruction that
- * divides integers. n / d = floor(n*m / 2^(63 + l)) for every n below 2^63, with l = ceil(log2 d) and m =
- * floor(2^(63 + l) / d) + 1, which has 64 bits (Granlund and Montgomery 1994, theorem 4.2, for N = 63). */
+/* Divides integers by a divisor known before the loop through the upper half of a product, because GPUs have no
+ * instruction for integer division. n / d = floor(n*m / 2^(63 + l)) for every n below 2^63, with l = ceil(log2 d) and m
+ * = floor(2^(63 + l) / d) + 1, which has 64 bits (Granlund and Montgomery 1994, theorem 4.2, for N = 63). */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,7 +17,8 @@ typedef struct ari_divisor {
     uint32_t shift; /* l */
 } ari_divisor;
 
-/** by < 2^63; 0 is taken as 1: nothing is divided by an extent of nothing. */
+/** Prepares a division by a number below 2^63. A divisor of 0, the extent of an empty dimension, is replaced by 1,
+ *  since nothing is divided by it. */
 static inline ari_divisor ari_divisor_of(size_t divisor)
 {
     ari_divisor d = {divisor > 0 ? divisor : 1, 0, 0};

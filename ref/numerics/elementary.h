@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* exp, log, tanh, erf, erfc, sigmoid, sin, cos from IEEE + - * / fma and integer operations alone: no libm function
- * whose last bit differs between platforms. Branches are selections, so that a loop over any fp32 form vectorises, and
- * every lane does what scalar code does. fma rounds once with or without the instruction, so builds agree.
+/* Computes exp, log, tanh, erf, erfc, sigmoid, sin and cos from IEEE + - * / fma and integer operations only, without
+ * libm, whose last bit differs between platforms. Branches are selections, so that loops over an fp32 form vectorise
+ * and every lane computes what scalar code computes. fma rounds once with or without the instruction, so builds agree.
  *
- * Coefficients: Chebyshev fits by ref/numerics/coefficients.py, rounded to binary64. Reductions: Cody and Waite,
- * Software Manual for the Elementary Functions, 1980. The logarithm follows fdlibm's e_log.c; erfc's mapping of [0,
- * inf) to a bounded interval follows Shepherd and Laframboise, Math. Comp. 36 (1981). The fp32 forms compute in
+ * Coefficients are Chebyshev fits by ref/numerics/coefficients.py, rounded to binary64. Reductions follow Cody and
+ * Waite, Software Manual for the Elementary Functions, 1980. The logarithm follows fdlibm's e_log.c. erfc's mapping of
+ * [0, inf) to a bounded interval follows Shepherd and Laframboise, Math. Comp. 36 (1981). The fp32 forms compute in
  * binary64 and round once; numerics.md has the measured errors. */
 #include "ref/numerics/bits.h"
 
@@ -24,8 +24,8 @@
 #define ARI_SQRT_2_PI 0x1.9884533d43651p-1  /* sqrt(2/pi) */
 #define ARI_1_SQRT_2PI 0x1.9884533d43651p-2 /* 1/sqrt(2 pi) */
 
-/* e^x = 2^k (1 + p), |ln(2)-fraction| <= ln(2)/2. Returns p and writes k, as a binary64 integer plus ARI_ROUND_MAGIC.
- * |x| < 2^19. p is accurate relative to itself, which tanh and the derivatives' zeros need. */
+/* Reduces e^x = 2^k (1 + p) with |remainder| <= ln(2)/2. Returns p and writes k, as a binary64 integer plus
+ * ARI_ROUND_MAGIC. |x| < 2^19. p has full relative accuracy, which tanh and the zeros of derivatives need. */
 ARI_FN double ari_exp_reduce(double x, double *shifted_k)
 {
     const double t = fma(x, ARI_LOG2E, ARI_ROUND_MAGIC);
@@ -45,7 +45,8 @@ ARI_FN double ari_exp_reduce(double x, double *shifted_k)
     return fma(r * r, q, r);
 }
 
-/* The same with 2^k itself in *scale, for |x| <= 700. The low bits of the magic sum are k: shifted into place. */
+/* Does the same with 2^k in *scale, for |x| <= 700. The low bits of the magic sum are k, which is shifted into
+ * place. */
 ARI_FN double ari_expm1_part(double x, double *scale)
 {
     double t;
@@ -54,7 +55,7 @@ ARI_FN double ari_expm1_part(double x, double *scale)
     return p;
 }
 
-/* e^x for |x| <= 700: no subnormal results. NaN passes. */
+/* Returns e^x for |x| <= 700, without subnormal results. NaN is passed on. */
 ARI_FN double ari_exp_mid(double x)
 {
     double scale;
@@ -62,20 +63,20 @@ ARI_FN double ari_exp_mid(double x)
     return fma(scale, p, scale);
 }
 
-/* x limited to [low, high]; NaN passes. */
+/* Returns x limited to [low, high]; NaN is passed on. */
 ARI_FN double ari_limit(double x, double low, double high)
 {
     const double y = x < low ? low : x;
     return y > high ? high : y;
 }
 
-/** e^x over all of binary64; overflow gives infinity, subnormal results round once. */
+/** Returns e^x for every binary64 x; overflow gives infinity, and subnormal results round once. */
 ARI_FN double ari_exp64(double x)
 {
     double t;
     const double p = ari_exp_reduce(ari_limit(x, -746.0, 710.0), &t);
     const int32_t k = (int32_t)(uint32_t)(ari_bits64(t) - ARI_ROUND_MAGIC_BITS);
-    const int32_t half = k >> 1; /* 2^k in two factors: k may lie outside the normal exponents */
+    const int32_t half = k >> 1; /* 2^k as two factors, because k may lie outside the normal exponents */
     const double y = (1.0 + p) * ari_pow2(half) * ari_pow2(k - half);
     return x != x ? x : y;
 }
@@ -85,7 +86,7 @@ ARI_FN double ari_log64(double x)
 {
     const int tiny = x < 0x1p-1022;
     const uint64_t u = ari_bits64(tiny ? x * 0x1p54 : x);
-    /* The offset moves the cut between exponents from 1 to sqrt(1/2), so that m lies in [sqrt(1/2), sqrt(2)). */
+    /* The offset moves the boundary between exponents from 1 to sqrt(1/2), so that m lies in [sqrt(1/2), sqrt(2)). */
     const uint64_t biased = (u + (0x3ff0000000000000u - 0x3fe6a09e667f3bcdu)) >> 52;
     const double m = ari_float64(u - (biased << 52) + 0x3ff0000000000000u);
     const double k = ari_float64(biased | 0x4330000000000000u) - (tiny ? 0x1p52 + 1077.0 : 0x1p52 + 1023.0);
@@ -107,7 +108,7 @@ ARI_FN double ari_log64(double x)
     return x > 0.0 ? positive : zero;
 }
 
-/** tanh over all of binary64. With e = expm1(2|x|): e/(e + 2), which keeps its relative accuracy near 0. */
+/** Returns tanh for every binary64 x: e/(e + 2) with e = expm1(2|x|), which keeps its relative accuracy near 0. */
 ARI_FN double ari_tanh64(double x)
 {
     const double a = fabs(x);
@@ -117,7 +118,8 @@ ARI_FN double ari_tanh64(double x)
     return copysign(e / (e + 2.0), x);
 }
 
-/** 1/(1 + e^-x), from e^-|x| so that nothing overflows and the lower tail keeps its relative accuracy. */
+/** Returns 1/(1 + e^-x), computed from e^-|x| so that nothing overflows and the lower tail keeps its relative
+ *  accuracy. */
 ARI_FN double ari_sigmoid64(double x)
 {
     const double e = ari_exp64(-fabs(x));
@@ -154,7 +156,7 @@ ARI_FN double ari_erfcx_part(double y)
     return q * v;
 }
 
-/* e^-(a^2) over all of binary64, a^2 taken as the exact sum of its rounding and the rest. */
+/* Returns e^-(a^2) for every binary64 a; a^2 is the exact sum of its rounded value and the remainder. */
 ARI_FN double ari_exp_minus_square(double a)
 {
     const double high = a * a;
@@ -163,8 +165,8 @@ ARI_FN double ari_exp_minus_square(double a)
     return fma(-e, low, e);
 }
 
-/* r = |x| - k*pi/2 with |r| <= pi/4, and k modulo 2^63 in the low bits of the result; |x| < 2^20. The first product is
- * exact and so is its subtraction near a multiple; the constants hold pi/2 to 2^-121. */
+/* Computes r = |x| - k*pi/2 with |r| <= pi/4, and returns k modulo 2^63 in the low bits; |x| < 2^20. The first product
+ * is exact, and so is its subtraction near a multiple of pi/2; the constants represent pi/2 to 2^-121. */
 ARI_FN uint64_t ari_quadrant(double x, double *r)
 {
     const double a = fabs(x);
@@ -198,7 +200,7 @@ ARI_FN double ari_cos_part(double r)
     return fma(z * z, q, fma(z, -0.5, 1.0));
 }
 
-/** sin for |x| < 2^20; beyond that NaN: no position that a model can have reaches it. */
+/** Returns sin for |x| < 2^20; beyond that NaN, since no position of a model reaches it. */
 ARI_FN double ari_sin64(double x)
 {
     double r;
@@ -210,7 +212,7 @@ ARI_FN double ari_sin64(double x)
     return fabs(x) < 0x1p20 ? y : (double)NAN;
 }
 
-/** cos for |x| < 2^20; beyond that NaN. */
+/** Returns cos for |x| < 2^20; beyond that NaN. */
 ARI_FN double ari_cos64(double x)
 {
     double r;

@@ -19,7 +19,7 @@ ARI_FN int64_t ari_nearest_integer(double x)
 /** P' = min(40, 62 - ceil(log2(n + 1))): n integers of P' bits add up within int64. */
 ARI_FN int32_t ari_rowsum_bits(size_t n)
 {
-    int32_t length = 0; /* bits of n, which is ceil(log2(n + 1)) */
+    int32_t length = 0; /* number of bits of n: ceil(log2(n + 1)) */
     for (; n != 0; n >>= 1)
         length++;
     return length > 22 ? 62 - length : 40;
@@ -31,13 +31,13 @@ ARI_FN int64_t ari_rowsum_quantise(double x, int32_t e, int32_t p)
 {
     const int has_exponent = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
     const int32_t shift = ari_clamp32(p - (has_exponent ? ari_clamp32(e, -1200, 1200) : 0), -2000, 2000);
-    const int32_t half = shift / 2; /* two exact factors: the shift of tiny doubles exceeds one exponent */
+    const int32_t half = shift / 2; /* two exact factors, because the shift of tiny doubles exceeds one exponent */
     const double y = x * ari_pow2(half) * ari_pow2(shift - half);
     const int finite = (ari_bits64(x) & 0x7fffffffffffffffu) < 0x7ff0000000000000u;
     return has_exponent && finite ? ari_nearest_integer(y) : 0;
 }
 
-/** The row sum S*2^(e-p); +0 for a row of zeros, NaN for a non-finite one. */
+/** Returns the row sum S*2^(e-p); +0 for a row of zeros, NaN for a row with a non-finite element. */
 ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
 {
     if (e == ARI_EXP_NONFINITE)
@@ -51,8 +51,8 @@ ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
 #define ARI_CONTRACT_LIMIT 33554431     /* 2^25 - 1 */
 #define ARI_CONTRACT_NARROW_BITS 15     /* of the products of bf16 numbers, */
 #define ARI_CONTRACT_NARROW_LIMIT 32639 /* 127*2^8 + 127: two digits of int8 */
-#define ARI_CONTRACT_NARROW_TERMS 16384 /* of longer sums whose right matrix is no weight 15 bits are too few */
-#define ARI_CONTRACT_BLOCK 8191         /* terms whose exact sum fits int64: 8191*(2^25 - 1)^2 < 2^63 */
+#define ARI_CONTRACT_NARROW_TERMS 16384 /* for longer sums whose right matrix is not a weight, 15 bits are too few */
+#define ARI_CONTRACT_BLOCK 8191         /* number of terms whose exact sum fits in int64: 8191*(2^25 - 1)^2 < 2^63 */
 
 /** Returns the number of int64 for a sum of that many terms: two if it may not fit one. */
 ARI_FN int ari_contract_limbs(size_t terms)
@@ -66,7 +66,7 @@ ARI_FN int32_t ari_contract_quantise(float a, int32_t c, int32_t e)
 {
     const int has_exponent = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
     const uint32_t exponent = has_exponent ? (uint32_t)e : 0u;
-    /* fp32 exponents and sums of two of them: within +-700, so that the power of two is a normal binary64. */
+    /* fp32 exponents and sums of two of them are within +-700, so the power of two is a normal binary64 */
     const int32_t shift = ari_clamp32((int32_t)((uint32_t)c + ARI_CONTRACT_BITS - exponent), -1000, 1000);
     const double x = (double)a * ari_pow2(shift);
     const double low = x < -(double)ARI_CONTRACT_LIMIT ? -(double)ARI_CONTRACT_LIMIT : x;
@@ -74,7 +74,7 @@ ARI_FN int32_t ari_contract_quantise(float a, int32_t c, int32_t e)
     return has_exponent ? (int32_t)ari_nearest_integer(y) : 0;
 }
 
-/** The same with the limit of a narrow operand, whose exponents are larger by 25 - 15. */
+/** Does the same with the limit of a narrow operand, whose exponents are larger by 25 - 15. */
 ARI_FN int32_t ari_contract_quantise_narrow(float a, int32_t c, int32_t e)
 {
     return ari_clamp32(ari_contract_quantise(a, c, e), -ARI_CONTRACT_NARROW_LIMIT, ARI_CONTRACT_NARROW_LIMIT);
@@ -108,7 +108,7 @@ ARI_FN int32_t ari_narrow_exponent(double x)
     return number ? e + high + ARI_CONTRACT_BITS - ARI_CONTRACT_NARROW_BITS : e;
 }
 
-/** The same of a*2^shift, as ari_contract_exponent. */
+/** Does the same for a*2^shift, like ari_contract_exponent. */
 ARI_FN int32_t ari_contract_exponent_narrow(float a, int32_t shift)
 {
     const int32_t e = ari_contract_exponent(a, shift), narrow_exponent = ari_narrow_exponent((double)a);
@@ -133,8 +133,8 @@ ARI_FN float ari_contract_value(int64_t s, int32_t e, int32_t f)
     return ari_contract_round(ari_double64(s), e, f);
 }
 
-/* fl64(hi*2^32 + lo), 0 <= lo < 2^32, correctly rounded. The rest of the first addition (Knuth's two-sum) is a multiple
- * of 2^32 below 2^43, so that adding lo to it is exact and only the last addition rounds. */
+/* Returns fl64(hi*2^32 + lo), 0 <= lo < 2^32, correctly rounded. The remainder of the first addition (Knuth's two-sum)
+ * is a multiple of 2^32 below 2^43. Adding lo to it is therefore exact, and only the last addition rounds. */
 ARI_FN double ari_double96(int64_t hi, uint64_t lo)
 {
     double upper;
@@ -146,7 +146,8 @@ ARI_FN double ari_double96(int64_t hi, uint64_t lo)
     return sum + (rest + (ari_float64(lo | 0x4330000000000000u) - 0x1p52));
 }
 
-/** ari_contract_value of the exact integer hi*2^32 + lo, any lo: the limbs of a sum longer than one block. */
+/** Returns ari_contract_value of the exact integer hi*2^32 + lo for any lo: the limbs of a sum longer than one
+ *  block. */
 ARI_FN float ari_contract_value2(int64_t hi, int64_t lo, int32_t e, int32_t f)
 {
     const uint64_t rest = (uint64_t)lo & 0xffffffffu;

@@ -13,8 +13,7 @@
 ARI_FN int64_t ari_norm_square(float g, int32_t e)
 {
     const int has_exponent = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
-    const double x =
-        (double)g * ari_pow2(has_exponent ? ari_clamp32(-e, -200, 200) : 0); /* exact, and so is its square */
+    const double x = (double)g * ari_pow2(has_exponent ? ari_clamp32(-e, -200, 200) : 0); /* exact, as is its square */
     return has_exponent ? (int64_t)ari_rint(x * x * 0x1p60) : 0;
 }
 
@@ -38,7 +37,7 @@ ARI_FN float ari_norm_value(int64_t high, int64_t low, int32_t e)
     return (float)(sqrt(ari_double64(high) * 0x1p-30 + ari_double64(low) * 0x1p-60) * ari_pow2(e));
 }
 
-/** fl32(min(1, max_norm/(norm + 1e-6))), divided in binary64; NaN passes. */
+/** Returns fl32(min(1, max_norm/(norm + 1e-6))), divided in binary64; NaN is passed on. */
 ARI_FN float ari_clip_factor(double max_norm, float norm)
 {
     const double ratio = max_norm / ((double)norm + 1e-6);
@@ -82,10 +81,10 @@ typedef struct ari_optimizer_clock {
     double beta1_t, beta2_t; /* beta^steps by repeated multiplication */
 } ari_optimizer_clock;
 
-/* Constants of the updates of one parameter in one step. */
+/* Constants for updating one parameter in one step. */
 typedef struct ari_optimizer_constants {
     ar_optimizer_kind kind;
-    int is_first_step; /* no step before this one */
+    int is_first_step; /* nonzero in the first step */
     int decays;        /* SGD, Adam: weight_decay is not 0 */
     int has_momentum, nesterov;
     float lr, momentum, weight_decay;
@@ -94,7 +93,7 @@ typedef struct ari_optimizer_constants {
     float eps, step_size; /* fl32(lr/(1 - beta1^t)) */
     float root2;          /* fl32(sqrt(1 - beta2^t)) */
     float shrink;         /* AdamW, Muon: fl32(1 - lr*weight_decay) */
-    double rate;          /* lr before it is rounded */
+    double rate;          /* unrounded learning rate */
 } ari_optimizer_constants;
 
 /** Advances the clock to the step that begins. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Counter-based random numbers: a value is a function of the seed, the full name of its parameter or site and the
- * element's index in the full, unsharded tensor; never of who computes it. numerics.md, section 5. */
+/* Counter-based random numbers: a value is a function of the seed, the full name of its parameter or site, and the
+ * element's index in the full, unsharded tensor, independent of the rank that computes it. numerics.md, section 5. */
 #include "anyrank/block.h"
 #include "ref/numerics/elementary.h"
 
@@ -18,7 +18,7 @@ ARI_FN uint64_t ari_fnv1a(const char *text)
     return hash;
 }
 
-/** The key of one stream: FNV-1a of the seed's eight bytes, lowest first, then of the name's. */
+/** Returns the key of a stream: FNV-1a of the seed's eight bytes, lowest first, followed by the name's bytes. */
 ARI_FN uint64_t ari_stream_key(uint64_t seed, const char *name)
 {
     uint64_t hash = ARI_FNV1A_BASIS;
@@ -29,7 +29,7 @@ ARI_FN uint64_t ari_stream_key(uint64_t seed, const char *name)
     return hash;
 }
 
-/* One round on a block c0..c3. */
+/* Computes one round on a block c0..c3. */
 ARI_FN void ari_philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0, uint32_t k1)
 {
     const uint64_t p0 = (uint64_t)0xd2511f53u * *c0;
@@ -40,8 +40,8 @@ ARI_FN void ari_philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t 
     *c3 = (uint32_t)p0;
 }
 
-/** Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. out may be
- *  ctr. */
+/** Computes Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. out may
+ *  be ctr. */
 ARI_FN void ari_philox4x32(const uint32_t ctr[4], const uint32_t key[2], uint32_t out[4])
 {
     uint32_t c0 = ctr[0], c1 = ctr[1], c2 = ctr[2], c3 = ctr[3];
@@ -57,7 +57,7 @@ ARI_FN void ari_philox4x32(const uint32_t ctr[4], const uint32_t key[2], uint32_
     out[3] = c3;
 }
 
-/* The block that holds element `index`: counter = (index >> 2 in 64 bits, step, use). */
+/* Computes the block that contains element `index`: counter = (index >> 2 in 64 bits, step, use). */
 ARI_FN void ari_random_block(uint64_t key, uint64_t index, uint32_t step, uint32_t use, uint32_t out[4])
 {
     const uint32_t ctr[4] = {(uint32_t)(index >> 2), (uint32_t)(index >> 34), step, use};
@@ -68,7 +68,7 @@ ARI_FN void ari_random_block(uint64_t key, uint64_t index, uint32_t step, uint32
 /* Blocks of initial values that are drawn together, side by side in the lanes of the processor's vectors. */
 #define ARI_RANDOM_BLOCKS 8
 
-/** n blocks, `first_block`, first_block + 1, ..., of elements 4*first_block and on, step and use 0: c[lane*n +
+/** Computes n blocks from `first_block` on, for elements from 4*first_block on, with step and use 0: c[lane*n +
  *  block]. */
 ARI_FN void ari_random_blocks(uint32_t *c, uint32_t n, uint64_t key, uint64_t first_block)
 {
@@ -86,7 +86,7 @@ ARI_FN void ari_random_blocks(uint32_t *c, uint32_t n, uint64_t key, uint64_t fi
     }
 }
 
-/** 32 uniform bits for one element: lane index & 3 of its block. */
+/** Returns 32 uniform bits for one element: lane index & 3 of its block. */
 ARI_FN uint32_t ari_random_u32(uint64_t key, uint64_t index, uint32_t step, uint32_t use)
 {
     uint32_t block[4];
@@ -112,8 +112,8 @@ ARI_FN float ari_random_uniform(uint64_t key, uint64_t index, double bound)
     return ari_uniform_of(ari_random_u32(key, index, 0, 0), bound);
 }
 
-/* fl32(std*z), z standard normal by Box and Muller in binary64: sqrt(-2 log u0)*cos(2 pi u1), or for an odd element the
- * sine. */
+/* Returns fl32(std*z), where z is standard normal by the Box-Muller transform in binary64: sqrt(-2 log u0)*cos(2 pi
+ * u1), or the sine for an odd element. */
 ARI_FN float ari_normal_of(uint32_t u0, uint32_t u1, bool odd, double std)
 {
     const double radius = sqrt(-2.0 * ari_log64(ari_random_unit(u0)));
@@ -121,7 +121,7 @@ ARI_FN float ari_normal_of(uint32_t u0, uint32_t u1, bool odd, double std)
     return (float)(std * (radius * (odd ? ari_sin64(angle) : ari_cos64(angle))));
 }
 
-/** Normal with standard deviation std, from the element's pair of lanes; step and use 0. */
+/** Returns a normal number with standard deviation std from the element's pair of lanes; step and use are 0. */
 ARI_FN float ari_random_normal(uint64_t key, uint64_t index, double std)
 {
     uint32_t block[4];
@@ -148,7 +148,7 @@ ARI_FN bool ari_dropout_keep(uint64_t key, uint64_t index, uint32_t step, uint32
     return ari_random_u32(key, index, step, 0) >= threshold;
 }
 
-/* A scheme's factor of its random numbers: a standard deviation or a bound, in binary64. */
+/* Returns a scheme's scale for its random numbers, a standard deviation or a bound, in binary64. */
 ARI_FN double ari_init_spread(ar_init_scheme scheme, size_t fan_in, size_t fan_out, double range)
 {
     switch (scheme) {
@@ -166,8 +166,8 @@ ARI_FN double ari_init_spread(ar_init_scheme scheme, size_t fan_in, size_t fan_o
     return 0.0;
 }
 
-/* Initial values of the elements of the blocks `first_block` and on: ari_random_normal's, ari_random_uniform's, 0 or
- * 1. */
+/* Computes initial values for the blocks from `first_block` on: those of ari_random_normal or ari_random_uniform, or 0
+ * or 1. */
 ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme scheme, uint64_t key, uint64_t first_block,
                             double spread)
 {

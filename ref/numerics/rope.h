@@ -13,13 +13,13 @@ ARI_FN float ari_rope_inv_freq(double theta, size_t i, size_t d)
     return ari_round32(ari_exp64(-(2.0 * (double)i / (double)d) * ari_log64(theta)));
 }
 
-/** fl32(x^y), x and y fp32: exp(y*log(x)) in binary64. */
+/** Returns fl32(x^y) for fp32 x and y: exp(y*log(x)) in binary64. */
 ARI_FN float ari_rope_power(float x, float y)
 {
     return ari_round32(ari_exp64((double)y * ari_log64((double)x)));
 }
 
-/** theta^(2i/d): fl32 of theta, of the exponent and of the power. */
+/** Returns theta^(2i/d), with fl32 of theta, of the exponent and of the power. */
 ARI_FN float ari_rope_wave(double theta, size_t i, size_t d)
 {
     return ari_rope_power((float)theta, (float)(2 * i) / (float)d);
@@ -58,8 +58,8 @@ ARI_FN double ari_rope_pair_of(const ar_rope *r, double turns, size_t d)
     return ((double)d * ari_log64(waves)) / (2.0 * ari_log64(r->theta));
 }
 
-/** YaRN: pairs below `low` keep f = 1/wave, those above `high` have 1/(factor*wave), and between them is a ramp. low
- *  and high in binary64. */
+/** Returns a YaRN frequency: pairs below `low` keep f = 1/wave, pairs above `high` have 1/(factor*wave), and a ramp
+ *  connects them. low and high are computed in binary64. */
 ARI_FN float ari_rope_yarn(const ar_rope *r, size_t i, size_t d)
 {
     double low = ari_rope_pair_of(r, r->beta_fast, d), high = ari_rope_pair_of(r, r->beta_slow, d);

@@ -5,7 +5,7 @@
 
 #include "ref/numerics/rope.h"
 
-/* From this angle on the shared header's sine and cosine promise nothing. */
+/* Angle from which on sine and cosine of the shared header have no guarantee. */
 #define ANGLE_LIMIT 1048576.0f
 
 /* --- what a rotation may say -------------------------------------------------------------------------------------- */

@@ -7,9 +7,9 @@
 extern "C" {
 #endif
 
-/** Checks that the slot rope_tables can make these tables. Errors: AR_ERR_ARG (an odd number of rotated features, or
- *  more than a head has; a number that the kind cannot have; or a last position whose angle is 2^20 or more: sine and
- *  cosine are defined below that). */
+/** Checks that slot rope_tables supports these tables. Errors: AR_ERR_ARG (an odd number of rotated features, or more
+ *  than a head has; a number outside the kind's range; or a last position whose angle is at least 2^20, for which sine
+ *  and cosine are not defined). */
 AR_NODISCARD ar_status ari_rope_check(size_t positions, size_t head_dim, const ar_rope *rope);
 
 /** Returns the rotation for a sequence of `length` positions, with frequencies that depend only on the pair: dynamic

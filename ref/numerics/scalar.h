@@ -12,7 +12,7 @@
 
 /* --- norms: h the width, S a row sum ------------------------------------------------------------------------------ */
 
-/** fl32(1/sqrt(mean_square + eps)) in binary64; mean_square = S(d*d)/h for LayerNorm, S(x*x)/h for RMSNorm. */
+/** Returns fl32(1/sqrt(mean_square + eps)) in binary64; mean_square = S(d*d)/h for LayerNorm, S(x*x)/h for RMSNorm. */
 ARI_FN float ari_norm_rstd(double mean_square, double eps)
 {
     return ari_round32(1.0 / sqrt(mean_square + eps));
@@ -24,13 +24,13 @@ ARI_FN float ari_layernorm_d(float x, double mean)
     return ari_round32((double)x - mean);
 }
 
-/** fl32(a*b): xhat = d*rstd, g = dy*gamma, and every other single product. */
+/** Returns fl32(a*b): xhat = d*rstd, g = dy*gamma, and every other single product. */
 ARI_FN float ari_mul32(float a, float b)
 {
     return ari_canonical32(a * b);
 }
 
-/** fl32(a + b): residuals, biases, masks. */
+/** Returns fl32(a + b): residuals, biases, masks. */
 ARI_FN float ari_add32(float a, float b)
 {
     return ari_canonical32(a + b);
@@ -43,7 +43,7 @@ ARI_FN float ari_layernorm_y(float xhat, float gamma, float beta)
     return ari_canonical32(scaled + beta);
 }
 
-/** dx = fl32(((g - a) - xhat*b)*rstd) in binary64; a = S(g)/h, b = S(g*xhat)/h, g = fl32(dy*gamma). */
+/** Returns dx = fl32(((g - a) - xhat*b)*rstd) in binary64; a = S(g)/h, b = S(g*xhat)/h, g = fl32(dy*gamma). */
 ARI_FN float ari_layernorm_dx(float g, double a, double b, float xhat, float rstd)
 {
     return ari_round32((((double)g - a) - (double)xhat * b) * (double)rstd);
@@ -57,7 +57,7 @@ ARI_FN float ari_rmsnorm_dx(float g, double b, float xhat, float rstd)
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-/** fl32(1/sqrt(n)), n the features of a head or what the model has in their place. */
+/** Returns fl32(1/sqrt(n)); n: the features of a head, or the model's replacement for that number. */
 ARI_FN float ari_softmax_scale(double n)
 {
     return ari_round32(1.0 / sqrt(n));
@@ -101,13 +101,13 @@ ARI_FN float ari_sink_term(float sink, int32_t top, double l, double D)
     return top == INT32_MIN ? 0.0f : top == INT32_MAX ? ari_nan32() : term;
 }
 
-/** exp32(fl32(x - m)): the numerator of a softmax. */
+/** Returns exp32(fl32(x - m)), the numerator of a softmax. */
 ARI_FN float ari_softmax_exp(float x, float m)
 {
     return ari_exp32(x - m);
 }
 
-/** fl32(e/l), l in binary64: a probability. */
+/** Returns fl32(e/l), with l in binary64: a probability. */
 ARI_FN float ari_softmax_p(float e, double l)
 {
     return ari_round32((double)e / l);
@@ -115,27 +115,27 @@ ARI_FN float ari_softmax_p(float e, double l)
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-/** True if a token prefers expert i, whose logit is a, to expert j, whose logit is b. No NaN. */
+/** Returns true if a token prefers expert i with logit a to expert j with logit b. Neither is NaN. */
 ARI_FN int ari_route_prefers(float a, size_t i, float b, size_t j)
 {
     return a > b || (a == b && i < j);
 }
 
-/** fl32(p/sum): a weight, normalised; sum: of the p of a token's experts. */
+/** Returns fl32(p/sum), a normalised weight; sum: of p over a token's experts. */
 ARI_FN float ari_route_weight(float p, float sum)
 {
     return ari_round32((double)p / (double)sum);
 }
 
-/** fl32(w*fl32(g - r)), w an expert's weight, g its gradient, r the sum of fl32(w*g) over the token's experts: the
- *  gradient of the expert's logit. */
+/** Returns fl32(w*fl32(g - r)), the gradient of an expert's logit; w: the expert's weight, g: the weight's gradient, r:
+ *  the sum of fl32(w*g) over the token's experts. */
 ARI_FN float ari_route_dlogit(float w, float g, float r)
 {
     const float difference = g - r;
     return ari_canonical32(w * difference);
 }
 
-/** fl32(a + bias): the score by which a router of sigmoids chooses. */
+/** Returns fl32(a + bias), the score by which a sigmoid router chooses. */
 ARI_FN float ari_route_score(float a, float bias)
 {
     return a + bias;
@@ -147,7 +147,7 @@ ARI_FN int ari_route_is_lost(float score)
     return score - score != 0.0f;
 }
 
-/** fl32(sum + 1e-20): what such a router divides a token's scores by, sum: of them all. */
+/** Returns fl32(sum + 1e-20), the divisor of a token's scores in a sigmoid router; sum: of these scores. */
 ARI_FN float ari_route_divisor(float sum)
 {
     return sum + 1e-20f;
@@ -168,19 +168,19 @@ ARI_FN float ari_route_dscore(float w, float a, float g, float r)
     return ari_canonical32(slope * difference);
 }
 
-/** log(sum of exp(z)) of a router's logits, rounded once: m the largest, l the sum of exp(z - m). */
+/** Returns log(sum of exp(z)) of a router's logits, rounded once; m: the largest logit, l: the sum of exp(z - m). */
 ARI_FN float ari_route_lse(float m, double l)
 {
     return ari_round32((double)m + ari_log64(l));
 }
 
-/** fl32(z*lse), z in binary64: what the z-loss multiplies a router's probabilities by in the gradient. */
+/** Returns fl32(z*lse), with z in binary64: the factor of a router's probabilities in the z-loss's gradient. */
 ARI_FN float ari_route_z(double z, float lse)
 {
     return ari_round32(z * (double)lse);
 }
 
-/** fl32(z*lse*lse), in binary64 from left to right: a token's z-loss. */
+/** Returns fl32(z*lse*lse), computed in binary64 from left to right: a token's z-loss. */
 ARI_FN float ari_route_z_term(double z, float lse)
 {
     return ari_round32(z * (double)lse * (double)lse);
@@ -202,7 +202,7 @@ ARI_FN float ari_add_gated32(float y, float s, float x)
     return ari_canonical32(y + scaled);
 }
 
-/** fl32(D*(s*(1 - s))) in binary64: the gradient of a sigmoid's operand, s the sigmoid, D its gradient. */
+/** Returns fl32(D*(s*(1 - s))) in binary64: the gradient of a sigmoid's operand; s: the sigmoid, D: its gradient. */
 ARI_FN float ari_dsigmoid32(float D, float s)
 {
     return ari_round32((double)D * ((double)s * (1.0 - (double)s)));
@@ -210,7 +210,7 @@ ARI_FN float ari_dsigmoid32(float D, float s)
 
 /* --- cross-entropy over the vocabulary ---------------------------------------------------------------------------- */
 
-/** log(sum of exp(x)) in binary64: m the largest x, l the sum of exp(x - m). */
+/** Returns log(sum of exp(x)) in binary64; m: the largest x, l: the sum of exp(x - m). */
 ARI_FN double ari_ce_lse(float m, double l)
 {
     return (double)m + ari_log64(l);
@@ -247,8 +247,8 @@ ARI_FN ari_ce_row ari_ce_row_of(const float *x, size_t V)
     return row;
 }
 
-/** One token's loss, in binary64 from left to right, rounded once; e label smoothing, c the weight of the z-loss:
- *  fl32(((1 - e)*(lse - x_target) + e*(lse - mean)) + c*lse*lse). */
+/** Returns one token's loss, computed in binary64 from left to right and rounded once; e: label smoothing, c: weight of
+ *  the z-loss: fl32(((1 - e)*(lse - x_target) + e*(lse - mean)) + c*lse*lse). */
 ARI_FN float ari_ce_term(double lse, float x_target, double mean, const ar_loss_options *o)
 {
     const double e = o->label_smoothing;
@@ -256,13 +256,13 @@ ARI_FN float ari_ce_term(double lse, float x_target, double mean, const ar_loss_
     return ari_round32(labels + o->z_loss * lse * lse);
 }
 
-/** 1 + 2*c*lse in binary64: what the z-loss multiplies a probability by in the gradient. */
+/** Returns 1 + 2*c*lse in binary64: the factor of a probability in the gradient with z-loss. */
 ARI_FN double ari_ce_weight(double lse, const ar_loss_options *o)
 {
     return 1.0 + 2.0 * o->z_loss * lse;
 }
 
-/** (1 - e)*onehot + e/V in binary64: what the labels make of this entry; hit: it is the target. */
+/** Returns (1 - e)*onehot + e/V in binary64: the smoothed label of this entry; hit: the entry is the target. */
 ARI_FN double ari_ce_label(int hit, size_t V, const ar_loss_options *o)
 {
     return (hit != 0 ? 1.0 - o->label_smoothing : 0.0) + o->label_smoothing / (double)V;

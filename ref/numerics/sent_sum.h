@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Gradients' exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, the lowest
- * first, whose highest bit is the sign. */
+/* Exact gradient sums in transit between ranks (numerics.md, "In bf16"): integers of `width` bytes, lowest byte first,
+ * whose highest bit is the sign. */
 #include <stddef.h>
 
 #include "ref/numerics/accumulator.h"
@@ -36,9 +36,9 @@ ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow
     *l = narrow && bits == 0x80000000u ? -1 : ari_acc_slice(v, *t - 1, narrow); /* -1: -2^-162 */
 }
 
-#define ARI_SENT_WORD 8u       /* the most bytes of a state that is one word */
-#define ARI_SENT_TOP 5u        /* bits of t in it */
-#define ARI_SENT_NONFINITE 31u /* what stands there for ARI_ACC_NONFINITE */
+#define ARI_SENT_WORD 8u       /* largest size in bytes of a state that fits in one word */
+#define ARI_SENT_TOP 5u        /* bits of t in the state */
+#define ARI_SENT_NONFINITE 31u /* value that represents ARI_ACC_NONFINITE */
 
 /** Returns the bytes of a state that is the sum of at most `values` values: for one value that value as fp32; for a few
  *  narrow values one word with t in 5 bits and both sums in 17, 21 or 29 bits; otherwise t, H and L. */

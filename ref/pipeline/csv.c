@@ -13,7 +13,7 @@
 #define MOST_BYTES ((size_t)256 << 20)
 #define MOST_DIGITS 9 /* a number with this many digits fits an int */
 
-/* Operations of FSDP, and waits, which --zero and the step decide. Each without a micro-batch or with one. */
+/* Operations of FSDP, and waits, which --zero and the step determine; each with or without a micro-batch. */
 static const char *const passed_over[] = {"UNSHARD",          "RESHARD",     "REDUCE_GRAD",
                                           "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B"};
 
@@ -33,7 +33,7 @@ static ar_status wrong(const reader *r, ar_status st, const char *text, size_t n
                         expected);
 }
 
-/* The digits at the beginning of n bytes; how many they are. */
+/* Parses the digits at the start of n bytes and returns their number. */
 static size_t parse_number(int *out, const char *text, size_t n)
 {
     size_t i = 0;
@@ -48,7 +48,7 @@ static bool is_word(const char *text, size_t n, const char *word)
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
 
-/* Reads the middle of a cell "12SEND_F3"; its first and last part are numbers. */
+/* Reads the middle of a cell such as "12SEND_F3", whose first and last parts are numbers. */
 static ar_status read_kind(const reader *r, ar_pp_operation *o, bool *skip, const char *cell, size_t n)
 {
     const size_t stage_digits = parse_number(&o->stage, cell, n);
@@ -103,7 +103,7 @@ static ar_status read_cell(reader *r, const char *cell, size_t n)
 
 static ar_status read_lines(reader *r, const char *text, size_t length)
 {
-    static const char byte_order_mark[] = "\xef\xbb\xbf"; /* which spreadsheets write first */
+    static const char byte_order_mark[] = "\xef\xbb\xbf"; /* spreadsheets write this first */
     const size_t mark = sizeof byte_order_mark - 1;
     const char *end = text + length;
     if (length >= mark && memcmp(text, byte_order_mark, mark) == 0)
@@ -115,7 +115,7 @@ static ar_status read_lines(reader *r, const char *text, size_t length)
         AR_TRY(read_cell(r, cell, (size_t)(stop - cell)));
         if (stop < end && *stop == '\n') {
             r->line++;
-            r->cell = (size_t)-1; /* and the loop makes it 0 */
+            r->cell = (size_t)-1; /* the loop increments it to 0 */
         }
         cell = stop + 1;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The four schedules. They are one loop: a rank goes forward `warm` times, then forward and backward by turns, then
- * backward; they differ in `warm`, and in whether the gradients of the weights follow later. */
+/* Generates the four schedules by one loop: a rank runs `warm` forward passes, then alternates forward and backward,
+ * then runs the remaining backward passes. The schedules differ in `warm` and in whether weight gradients are computed
+ * later. */
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,18 +14,19 @@
 
 /* --- transfers ---------------------------------------------------------------------------------------------------- */
 
-/* Puts SEND and RECV into lists of computations. SEND follows the producer of the value. RECV precedes the computation
- * before its consumer, so that the transfer is overlapped; it is earlier if the sender makes a later value first, for
- * both ends need the same order. */
+/* Inserts SEND and RECV into lists of computations. SEND follows the operation that produces the value. RECV precedes
+ * the computation before its consumer, so that the transfer overlaps with that computation; it is earlier if the sender
+ * produces a later value first, because both ends need the same order. */
 
 /* A rank's receives in one direction, in the order of the sends. */
 typedef struct receives {
     ar_pp_operation *op;
-    size_t *positions; /* before which of the rank's computations */
+    size_t *positions; /* index of the computation before which each receive is inserted */
     size_t count, next_op;
 } receives;
 
-/* consumers: of each (stage, micro-batch), which of the rank's computations takes it. */
+/* Finds the receives of a rank. consumers: for each (stage, micro-batch), the index of the rank's computation that uses
+ * the value. */
 static ar_status receives_find(receives *out, ari_arena *arena, const ar_pipeline_schedule *s, int rank,
                                ari_pp_direction d, const size_t *consumers)
 {
@@ -79,7 +81,7 @@ static ar_status merge(ari_pp_list *list, const ar_pipeline_schedule *s, int ran
     return AR_OK;
 }
 
-/* consumers: [directions][stages * micro-batches]. */
+/* Inserts the transfers of a rank. consumers: [directions][stages * micro-batches]. */
 static ar_status rank_with_transfers(ari_pp_list *list, const ar_pipeline_schedule *s, int rank,
                                      size_t *const consumers[ARI_PP_DIRECTIONS])
 {
@@ -95,8 +97,8 @@ static ar_status rank_with_transfers(ari_pp_list *list, const ar_pipeline_schedu
     return merge(list, s, rank, r);
 }
 
-/* Replaces lists of computations by lists with their transfers. They need to be legal but for deadlocks. Errors:
- *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+/* Replaces lists of computations by lists with transfers. The lists must be legal except for deadlocks. Errors:
+ * AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 static ar_status schedule_add_transfers(ar_pipeline_schedule *s)
 {
     ar_status st = AR_OK;
@@ -107,7 +109,7 @@ static ar_status schedule_add_transfers(ar_pipeline_schedule *s)
         AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&consumers[d], items, "a schedule"));
     for (int r = 0; r < s->shape.ranks; r++)
         AR_TRY_TO(done, st, rank_with_transfers(&lists[r], s, r, consumers));
-    for (int r = 0; r < s->shape.ranks; r++) { /* the old ones are freed below */
+    for (int r = 0; r < s->shape.ranks; r++) { /* the old lists are freed below */
         const ari_pp_list old = s->lists[r];
         s->lists[r] = lists[r];
         lists[r] = old;
@@ -122,15 +124,16 @@ done:
 
 /* --- checks of a schedule ----------------------------------------------------------------------------------------- */
 
-/* Checks that a schedule is legal: each rank's list by itself, the order of transfers between two ranks, deadlocks. */
+/* State for checking that a schedule is legal: each rank's list alone, the order of transfers between two ranks, and
+ * deadlocks. */
 
 /* A rank's list while it is gone through. */
 typedef struct reader {
     const ar_pipeline_shape *shape;
     int rank;
     bool transfers;
-    size_t op_index;      /* the operation's place */
-    uint16_t *seen_kinds; /* [stages * micro-batches]: bit k: the operation of kind k has been */
+    size_t op_index;      /* index of the operation */
+    uint16_t *seen_kinds; /* [stages * micro-batches] bit k: an operation of kind k has occurred */
 } reader;
 
 static unsigned bit(ar_pp_kind k)
@@ -204,7 +207,7 @@ static ar_status check_operation(const reader *r, const ar_pp_operation *o)
     return AR_OK;
 }
 
-/* Checks that a (stage, micro-batch) has had all its operations in the end. */
+/* Checks that a (stage, micro-batch) had all its operations at the end. */
 static ar_status check_complete(const reader *r, int stage, int micro)
 {
     const unsigned seen_kinds = r->seen_kinds[ari_pp_item(r->shape, stage, micro)];
@@ -232,7 +235,8 @@ static ar_status check_complete(const reader *r, int stage, int micro)
     return AR_OK;
 }
 
-/* Checks that each list is legal; transfers false: without any SEND or RECV. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
+/* Checks that each list is legal; transfers false: the lists contain neither SEND nor RECV. Errors: AR_ERR_FORMAT,
+ * AR_ERR_MEMORY. */
 static ar_status schedule_check_lists(const ar_pipeline_schedule *s, bool transfers)
 {
     ARI_OWNED uint16_t *seen_kinds = NULL;
@@ -269,7 +273,7 @@ static ar_status check_order(const ar_pipeline_schedule *s, int sender, ari_pp_d
     for (;;) {
         const ar_pp_operation *out = next_of(&s->lists[sender], &i, ari_pp_send(d));
         const ar_pp_operation *receive_op = next_of(&s->lists[receiver], &k, ari_pp_recv(d));
-        if (!out || !receive_op) /* both: each list has what the other's needs */
+        if (!out || !receive_op) /* both lists have their end of the transfer */
             return AR_OK;
         if (ari_pp_target(&s->shape, d, out->stage) != receive_op->stage || out->micro != receive_op->micro)
             return ar_error_set(
@@ -282,7 +286,7 @@ static ar_status check_order(const ar_pipeline_schedule *s, int sender, ari_pp_d
     }
 }
 
-/* Checks that lists with their transfers, each legal, are legal together. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
+/* Checks that lists with transfers, each of them legal, are legal together. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
 static ar_status schedule_check_together(const ar_pipeline_schedule *s)
 {
     ARI_OWNED ar_pp_run *run = NULL;
@@ -318,7 +322,8 @@ static bool pass_of_turn(int *stage, int *micro, const turns *t, size_t k, bool 
     return true;
 }
 
-/* warm: turns forward before the first one back. late: turns by which W is behind I; SIZE_MAX: they are one, B. */
+/* Generates a rank's list. warm: forward passes before the first backward pass. late: number of turns between I and W;
+ * SIZE_MAX: the two are one operation, B. */
 static ar_status take_turns(const turns *t, size_t warm, size_t late)
 {
     const bool differs = late != SIZE_MAX;

@@ -24,29 +24,30 @@ const char *ari_pp_kind_name(ar_pp_kind k);
  *  AR_MAX_STAGE_MICRO_BATCHES), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **out, ar_pp_schedule kind, int ranks,
                                                     int virtual_stages, int micro_batches);
-/** Creates a schedule from the caller's lists: copies the counts[r] operations of each rank r. If no list has a SEND or
- *  RECV, the transfers are inserted. Release it with ari_pipeline_schedule_destroy. Errors: AR_ERR_FORMAT, which names
- *  rank, stage, operation and micro-batch: an operation is missing or occurs twice, belongs to another rank's stage,
- *  comes before an operation that it needs, or is B next to I or W of the same micro-batch; the two ends of a transfer
- *  order it differently; or the ranks deadlock (the message lists who waits for whom). AR_ERR_ARG (the shape),
- *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+/** Creates a schedule from the caller's lists by copying the counts[r] operations of each rank r. If no list has a SEND
+ *  or RECV, transfers are inserted. The caller releases *out with ari_pipeline_schedule_destroy. Errors: AR_ERR_FORMAT,
+ *  whose message names rank, stage, operation and micro-batch: an operation is missing or occurs twice, belongs to
+ *  another rank's stage, precedes an operation that it needs, or is a B next to an I or W of the same micro-batch; the
+ *  two ends of a transfer order it differently; or the ranks deadlock (the message says who waits for whom). AR_ERR_ARG
+ *  (the shape), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_from_lists(ar_pipeline_schedule **out, ar_pipeline_shape shape,
                                                         const ar_pp_operation *const *lists, const size_t *counts);
 /** Accepts NULL. */
 void ari_pipeline_schedule_destroy(ar_pipeline_schedule *s);
 ar_pipeline_shape ari_pipeline_schedule_shape(const ar_pipeline_schedule *s);
-/** The operations of a rank in their order; lives as long as the schedule. */
+/** Returns the operations of a rank in order; they live as long as the schedule. */
 const ar_pp_operation *ari_pipeline_schedule_rank(const ar_pipeline_schedule *s, int rank, size_t *count);
-/** Goes through a schedule in time: a rank's computations one after the other, transfers next to them, those of a pair
- *  of ranks and a direction one after the other. times: one of each stage, finite and not negative. each NULL: no
- *  listener; it hears a rank's computations in their order. Errors: AR_ERR_ARG (a time), AR_ERR_MEMORY. */
+/** Simulates a schedule in time. A rank's computations are sequential; transfers overlap with them, and transfers
+ *  between two ranks in one direction are sequential. times: the duration of each stage, finite and not negative.
+ *  each NULL: no listener; a listener hears a rank's computations in order. Errors: AR_ERR_ARG (a duration),
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s,
                                                  const ar_pp_times *times, ar_pp_event_fn on_event, void *user);
-/** Reads the CSV of PyTorch's torch.distributed.pipelining: a line for each rank, a cell for each operation, such as
- *  "0F0" or "2SEND_F1": stage, kind, micro-batch. Skips empty cells, UNSHARD, RESHARD, REDUCE_GRAD, and waits for these
- *  and for sends, because the layout and the step determine them. The caller owns *out. Errors: AR_ERR_FORMAT with
- *  file, line and cell, and those of ari_pipeline_schedule_from_lists; AR_ERR_UNSUPPORTED (OVERLAP_F_B),
- *  AR_ERR_OVERFLOW (more than AR_MAX_STAGES stages, a file of more than 256 MiB), AR_ERR_IO, AR_ERR_MEMORY. */
+/** Reads the CSV format of PyTorch's torch.distributed.pipelining: a line for each rank and a cell for each operation,
+ *  such as "0F0" or "2SEND_F1": stage, kind, micro-batch. Skips empty cells, UNSHARD, RESHARD, REDUCE_GRAD, and waits
+ *  for these and for sends, because the layout and the step determine them. The caller owns *out. Errors: AR_ERR_FORMAT
+ *  with file, line and cell, and those of ari_pipeline_schedule_from_lists; AR_ERR_UNSUPPORTED (OVERLAP_F_B),
+ *  AR_ERR_OVERFLOW (more than AR_MAX_STAGES stages, or a file of more than 256 MiB), AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_read(ar_pipeline_schedule **out, const char *path);
 /** Does the same with text in memory; `name` replaces the file's name in messages. */
 AR_NODISCARD ar_status ari_pipeline_schedule_parse(ar_pipeline_schedule **out, const char *text, size_t length,

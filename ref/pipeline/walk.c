@@ -8,15 +8,15 @@
 #include "ref/pipeline/schedule_private.h"
 
 #define NOT_YET (-1.0)
-/* When, of a (stage, micro-batch) and a direction, what the stage takes was sent, could be received, and was there. */
+/* For each (stage, micro-batch) and direction: when the stage's input was sent, could be received, and had arrived. */
 typedef struct moments {
     double sent, posted, arrived;
 } moments;
 
-/* Transfers to a rank in one direction, in the order of its list. */
+/* Transfers to a rank in one direction, in list order. */
 typedef struct channel {
     size_t position;     /* in the receiver's list */
-    double previous_end; /* when the one before it ended */
+    double previous_end; /* time at which the preceding transfer ended */
 } channel;
 
 typedef struct walker {
@@ -25,7 +25,7 @@ typedef struct walker {
     ar_pp_run *out;
     ar_pp_event_fn on_event;
     void *user;
-    double *output_times[ARI_PP_DIRECTIONS]; /* [stages * micro-batches]: when what it makes was there */
+    double *output_times[ARI_PP_DIRECTIONS]; /* [stages * micro-batches] time at which each output was ready */
     moments *transfers[ARI_PP_DIRECTIONS];   /* times of transfers; NULL: values are available at once */
     channel channels[ARI_PP_DIRECTIONS][AR_MAX_STAGES];
     size_t positions[AR_MAX_STAGES], in_flight[AR_MAX_STAGES];
@@ -84,7 +84,7 @@ static void transfer(walker *w, int rank, ari_pp_direction d)
     }
 }
 
-/* When an operation has what it takes from another stage; NOT_YET. */
+/* Returns the time at which an operation's input from another stage is available; NOT_YET: unknown. */
 static double ready(const walker *w, const ar_pp_operation *o)
 {
     const ari_pp_direction d = ari_pp_direction_of(o->kind);
@@ -112,7 +112,7 @@ static void compute(walker *w, int rank, const ar_pp_operation *o, double ready_
         w->on_event(w->user, rank, o, begin, r->end);
 }
 
-/* A rank as far as it can. Whether it could. */
+/* Advances a rank as far as possible. Returns whether it advanced. */
 static bool advance_rank(walker *w, int rank)
 {
     const ari_pp_list *list = &w->s->lists[rank];
@@ -148,7 +148,7 @@ static ar_status deadlock(const walker *w, int rank)
 {
     char text[384];
     ari_text t = ari_text_in(text, sizeof text);
-    for (int i = 0; i < w->s->shape.ranks; i++) /* to one that waits for itself by way of others */
+    for (int i = 0; i < w->s->shape.ranks; i++) /* to a rank that waits for itself through others */
         rank = waits_for(w, rank);
     const int start_rank = rank;
     do {

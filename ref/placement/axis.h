@@ -5,9 +5,9 @@
 #include "anyrank/context.h"
 #include "anyrank/redistribute.h"
 
-/* A row-major value seen along one dimension, [before, extent, after], and cut there into `parts` by ari_split_uneven.
- * Collectives want the ranks' parts one after the other, each row-major by itself: packed. A part is then a block
- * [before, its extent, after]; with before = 1 the packed order is the value's own. */
+/* A row-major value seen along one dimension, [before, extent, after], which ari_split_uneven divides into `parts`.
+ * Collectives need the packed order: the ranks' parts one after the other, each row-major. A part is then a block
+ * [before, its extent, after]; with before = 1 the packed order equals the value's order. */
 typedef struct ari_axis {
     size_t before, extent, after;
     int parts;
@@ -16,11 +16,11 @@ typedef struct ari_axis {
 /** Dimension `dim` of a value of this shape. */
 ari_axis ari_axis_of(int ndim, const size_t *shape, int dim, int parts);
 
-/* Copies on the context's main queue between memory that does not overlap, of a dtype of whole bytes. Errors: those of
- * the device. */
-/** packed = all parts of `full`; unpack: the inverse. */
+/* Copy on the context's main queue between memory areas that do not overlap, for a dtype of whole bytes. Errors: those
+ * of the device. */
+/** Copies all parts of `full` to packed order; unpack: the inverse. */
 AR_NODISCARD ar_status ari_axis_pack(ar_ctx *ctx, ar_buf packed, ar_cbuf full, const ari_axis *a, ar_dtype t);
-/** block = part `part` of `full`; put: the inverse, which leaves the other parts as they are. */
+/** Copies part `part` of `full` to block; put: the inverse, which leaves other parts unchanged. */
 AR_NODISCARD ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf full, const ari_axis *a, int part, ar_dtype t);
 AR_NODISCARD ar_status ari_axis_put(ar_ctx *ctx, ar_buf full, ar_cbuf block, const ari_axis *a, int part, ar_dtype t);
 

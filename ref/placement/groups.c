@@ -17,7 +17,7 @@ static int color_of(const ar_mesh *mesh)
     return (int)(hash & 0x7fffffffu);
 }
 
-/* Groups of ranks that mean other meshes would wait for each other: those with one mesh meet first, and are all. */
+/* Ranks with different meshes would wait for each other in groups, so all ranks first compare their meshes. */
 static ar_status check_agreement(const ar_mesh *mesh, ar_comm *world)
 {
     ar_comm *group = NULL;

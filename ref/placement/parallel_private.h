@@ -11,9 +11,9 @@ AR_BEGIN_DECLS
 AR_NODISCARD ar_status ari_parallel_check_sequence(const ar_parallel *p, size_t seq);
 /** The lengths of sequences that a layout can share out are the multiples of this. At least 1, of any layout. */
 size_t ari_parallel_sequence_unit(const ar_parallel *p);
-/** All of [0, seq). */
+/** Returns all positions [0, seq). */
 ar_positions ari_positions_full(size_t seq);
-/** Part `part` of `parts` equal ones, in their order; parts divides their number. */
+/** Returns part `part` of `parts` equal, consecutive parts; parts divides the number of positions. */
 ar_positions ari_positions_part(const ar_positions *p, size_t part, size_t parts);
 /** Number of positions. */
 size_t ari_positions_count(const ar_positions *p);
@@ -28,7 +28,7 @@ ar_positions ari_parallel_positions(const ar_parallel *p, size_t seq, int cp_ran
 /** Returns the number of equal parts into which a sample of seq positions is split. Exact numerics round a matrix's
  *  gradient for each part (numerics.md, section 3): halves of halves, of at least 512 positions. */
 size_t ari_gradient_parts(size_t seq);
-/** Positions of a part that context-parallel rank `cp_rank` holds. */
+/** Returns the number of positions in a part that context-parallel rank `cp_rank` holds. */
 size_t ari_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int cp_rank);
 /** Returns the rank that computes the gradient of a part of sample `sample` among the parts that ranks share: one of
  *  those that hold most of it, in turn. The other ranks' rows are sent to it. */

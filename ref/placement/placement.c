@@ -10,7 +10,8 @@
 
 /* --- texts -------------------------------------------------------------------------------------------------------- */
 
-/* Names of a placement: the first is ours, the others are read too. "S(" and "Shard(" take a number. */
+/* Spellings of a placement: the first is used for output, the others are accepted as input. "S(" and "Shard(" are
+ * followed by a number. */
 static const struct {
     const char *word;
     ar_placement_kind kind;
@@ -77,7 +78,7 @@ static ar_status parse_word(ar_placement *p, const char *text, size_t n)
                         ARI_SHOW(shown));
 }
 
-/* [*text, *text + *n) without the spaces at its ends. */
+/* Removes spaces at both ends of [*text, *text + *n). */
 static void trim(const char **text, size_t *n)
 {
     static const char blank[] = " \t\r\n";
@@ -111,7 +112,7 @@ ar_status ar_placements_parse(ar_placement *p, int n, const char *text)
     size_t remaining = strlen(text);
     int count = 0;
     trim(&text, &remaining);
-    /* "(Shard(dim=0),)" is a list, "Shard(dim=0)" one of its members. */
+    /* "(Shard(dim=0),)" is a list, while "Shard(dim=0)" is a member. */
     if (remaining >= 2 &&
         ((text[0] == '[' && text[remaining - 1] == ']') || (text[0] == '(' && text[remaining - 1] == ')'))) {
         text++, remaining -= 2;

@@ -15,7 +15,7 @@ AR_NODISCARD ar_status ari_mesh_check(const ar_mesh *m, int world);
 bool ari_mesh_same(const ar_mesh *a, const ar_mesh *b);
 /** Returns the dimension with that name; -1: there is none. */
 int ari_mesh_find(const ar_mesh *m, const char *name);
-/** coords[d] = the rank's coordinate along each dimension; coords: [ndim]. */
+/** Computes the rank's coordinate along each dimension: coords [ndim]. */
 void ari_mesh_coords(const ar_mesh *m, int rank, int *coords);
 /** Writes the ranks of `rank`'s group along dimension `dim`, in order, up to `cap`. Returns their number, 0 if there is
  *  no such dimension. For {dp 4, tp 4} the tp groups are {0..3}, {4..7}, .. and the dp groups {0,4,8,12}, {1,5,9,13},
@@ -23,8 +23,9 @@ void ari_mesh_coords(const ar_mesh *m, int rank, int *coords);
 int ari_mesh_group(const ar_mesh *m, int rank, int dim, int *ranks, int cap);
 /** "R", "I", "S(1)", "S(-1)", "P(sum)", "P(max)"; "?" for another kind. Returns `text`. */
 const char *ari_placement_name(char text[AR_PLACEMENT_TEXT], ar_placement p);
-/** The inverse, and PyTorch's spellings: "Replicate()", "Shard(1)", "Shard(dim=1)", "Partial()", "Partial(sum)", "P"
- *  and, of ours, "Invariant()"; spaces around it are passed over. Errors: AR_ERR_ARG (lists what would be right). */
+/** Parses a placement as this project or PyTorch writes it: "Replicate()", "Shard(1)", "Shard(dim=1)", "Partial()",
+ *  "Partial(sum)", "P" and "Invariant()"; surrounding spaces are ignored. Errors: AR_ERR_ARG (lists the valid
+ *  forms). */
 AR_NODISCARD ar_status ari_placement_read(ar_placement *p, const char *text);
 /** "[S(0), R]" of n placements. Cut to `cap` bytes. Returns `text`. */
 const char *ari_placements_text(char *text, size_t cap, const ar_placement *p, int n);

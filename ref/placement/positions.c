@@ -75,7 +75,7 @@ size_t ari_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int
     return rows;
 }
 
-/* The most rows of a part that a rank has, and how many ranks have so many. */
+/* Returns the largest number of a part's rows on any rank, and how many ranks have that number. */
 static size_t most_rows(const ar_parallel *p, size_t seq, size_t part, size_t *ranks)
 {
     size_t max_rows = 0;
@@ -99,7 +99,7 @@ int ari_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, siz
     return ari_at_least_one(p->cp) - 1;
 }
 
-/* The rank that has a position, of those of ari_parallel_positions, and where its run of them ends. */
+/* Returns the rank that has a position among those of ari_parallel_positions, and the end of its run of positions. */
 static int holder(size_t *end, const ar_parallel *p, size_t seq, size_t position)
 {
     const size_t inner = (size_t)ari_at_least_one(p->cp_inner), places = (size_t)ari_at_least_one(p->cp) / inner;
@@ -112,7 +112,7 @@ static int holder(size_t *end, const ar_parallel *p, size_t seq, size_t position
     return (int)((second ? 2 * places - 1 - chunk_index : chunk_index) * inner + before / rank_rows);
 }
 
-/* The most rows of a part that a rank has. */
+/* Returns the largest number of a part's rows on any rank. */
 static size_t most_of_part(const ar_parallel *p, size_t seq, size_t part, size_t part_rows)
 {
     size_t max_rows = 0;
@@ -127,14 +127,14 @@ size_t ari_gradient_moves(const ar_parallel *p, size_t seq, size_t *parts)
 {
     const size_t part_count = ari_gradient_parts(seq), cp = (size_t)ari_at_least_one(p->cp);
     size_t moved = 0;
-    if (cp > 1 && part_count % (2 * cp) != 0) /* else every rank's chunks are of whole parts */
+    if (cp > 1 && part_count % (2 * cp) != 0) /* otherwise every rank's chunks consist of whole parts */
         for (size_t part = 0; part < part_count; part++)
             moved += seq / part_count - most_of_part(p, seq, part, seq / part_count);
     *parts = moved > 0 ? part_count : part_count / cp;
     return moved;
 }
 
-/* Into how many chunks the places of the ring cut a sequence. */
+/* Returns the number of chunks into which the ring divides a sequence. */
 static size_t chunks_of(const ar_parallel *p)
 {
     const size_t ring = (size_t)ari_at_least_one(p->cp) / (size_t)ari_at_least_one(p->cp_inner);
@@ -151,7 +151,7 @@ size_t ari_parallel_sequence_unit(const ar_parallel *p)
     return unit;
 }
 
-/* The positions of a sequence over context-parallel ranks; seq 0: not known yet. */
+/* Checks how positions divide among context-parallel ranks; seq 0: the length is not known yet. */
 static ar_status check_context(const ar_parallel *p, size_t seq)
 {
     const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tensor from one list of placements to another, one dimension of the mesh at a time (steps.c). */
+/* Redistributes a tensor from one list of placements to another, one mesh dimension at a time (steps.c). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ static size_t part_extent(const ari_axis *a, int part, size_t *start)
     return count;
 }
 
-/* counts[i] = elements of part i, for a collective; [parts]. */
+/* Fills counts [parts] with the number of elements of each part, for a collective. */
 static void axis_counts(size_t *counts, const ari_axis *a)
 {
     size_t start = 0;
@@ -40,10 +40,11 @@ static void axis_counts(size_t *counts, const ari_axis *a)
 typedef struct orders {
     ar_buf full, packed;
     ar_dtype dtype;
-    bool pack; /* from whole to packed */
+    bool pack; /* true: from the full order to the packed order */
 } orders;
 
-/* Parts [first_part, first_part + n), which have one extent, in one pass; packed begins with the first of them. */
+/* Copies parts [first_part, first_part + n), which have equal extents, in one pass; packed memory begins with the first
+ * of them. */
 static ar_status copy_parts(ar_ctx *ctx, const orders *o, const ari_axis *a, int first_part, size_t n)
 {
     size_t start = 0;
@@ -63,7 +64,7 @@ static ar_status copy_parts(ar_ctx *ctx, const orders *o, const ari_axis *a, int
     return ARI_KERNEL(ctx, copy_strided, o->pack ? &packed : &full, o->pack ? &full : &packed);
 }
 
-/* All parts: those that are as long as the first in one pass, then the shorter one; what follows is empty. */
+/* Copies all parts: first all parts of full length in one pass, then a shorter one; the remaining parts are empty. */
 static ar_status copy_all(ar_ctx *ctx, orders o, const ari_axis *a)
 {
     size_t start = 0, part_length = part_extent(a, 0, &start);
@@ -126,11 +127,11 @@ ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *group, ar_buf full, ar_cbuf bloc
 
 /* --- redistribute ------------------------------------------------------------------------------------------------- */
 
-/* The value on its way, in memory of the step (at first the caller's): numbers of one dtype, or between the first and
- * the last sum of F32 terms a bucket of the arithmetic, whose arrays are moved alike. */
+/* The value during a redistribution, in memory of the step (at first the caller's). It consists of numbers of one dtype
+ * or, between the first and last sum of F32 terms, is a bucket of the arithmetic, whose arrays move in the same way. */
 typedef struct value {
     ar_buf data;
-    size_t extent[AR_MAX_DIMS], count; /* of the rank's part */
+    size_t extent[AR_MAX_DIMS], count; /* extents of this rank's part */
     int arrays;
     ar_bucket_array array[AR_BUCKET_ARRAYS];
 } value;
@@ -139,20 +140,20 @@ typedef struct walk {
     ar_ctx *ctx;
     const ar_mesh_groups *groups;
     const ar_redistribution *r;
-    const ar_arith_ops *sums; /* of F32 terms; NULL: of the numbers themselves */
+    const ar_arith_ops *sums; /* arithmetic of the sum for F32 terms; NULL: the value consists of numbers */
     ar_dtype dtype;
     const char *tag;
     ar_placement current[AR_MESH_DIMS];
 } walk;
 
-/* A step along one dimension: the ranks of its group, and what they have together. */
+/* A step along one mesh dimension: the ranks of its group and the extents of their combined value. */
 typedef struct joint {
     walk *w;
     const ar_redistribution_step *step;
     ar_comm *group;
     int ranks, rank;
-    size_t full_extent[AR_MAX_DIMS]; /* the part of a rank that has all of it along this dimension */
-    size_t *counts;                  /* [2 ranks], for the counts of a collective */
+    size_t full_extent[AR_MAX_DIMS]; /* extents of the part that a rank with the whole dimension has */
+    size_t *counts;                  /* [2 ranks] element counts for a collective */
 } joint;
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -173,7 +174,8 @@ static ar_status new_value(const walk *w, value *v, const value *like, const siz
         AR_TRY(ari_mul_size(&v->count, v->count, extent[d]));
     }
     size_t bytes = 0;
-    AR_TRY(ari_mul_size(&bytes, v->count, 3 * sizeof(int64_t))); /* more than any form takes: it fits */
+    AR_TRY(ari_mul_size(&bytes, v->count, 3 * sizeof(int64_t))); /* an upper bound for every form, so sizes below do
+                                                                    not overflow */
     bytes = v->arrays > 1 ? w->sums->bucket_bytes(v->count, AR_F32) : v->count * ar_dtype_bytes(w->dtype);
     return ari_step_alloc(w->ctx, &v->data, bytes);
 }
@@ -193,7 +195,7 @@ static ar_status zero_value(const joint *j, const value *v)
     return AR_OK;
 }
 
-/* From the numbers to the arithmetic's form of a sum. `input` stays. */
+/* Converts numbers to the arithmetic's form of a sum. `input` is unchanged. */
 static ar_status open_sum(const walk *w, value *out, const value *input)
 {
     value form = {.arrays = w->sums->bucket_arrays};
@@ -218,7 +220,7 @@ static ari_axis axis_of(const joint *j, ar_placement shard, const size_t *extent
     return ari_axis_of(ndim, extent, shard.dim < 0 ? shard.dim + ndim : shard.dim, j->ranks);
 }
 
-/* Room for all parts of an axis one after the other: `unpacked` itself where they lie in it so. */
+/* Gets memory for all parts of an axis in packed order: `unpacked` itself if its order is the same. */
 static ar_status packed_room(const joint *j, ar_buf *packed, ar_buf unpacked, const ari_axis *a, ar_dtype t)
 {
     *packed = unpacked;
@@ -238,7 +240,7 @@ static ar_status pack_parts(const joint *j, ar_buf *packed, ar_buf full, const a
     return packed->ptr == full.ptr ? AR_OK : ari_axis_pack(j->w->ctx, *packed, ar_const(full), a, t);
 }
 
-/* Each rank gives every rank its part of `src` along `send_axis`, and puts what it gets together along `get`. */
+/* Sends every rank its part of `src` along `send_axis`, and joins the received parts along `get`. */
 static ar_status exchange_parts(const joint *j, ar_buf dst, const ari_axis *get, ar_buf src, const ari_axis *send_axis,
                                 ar_dtype t)
 {
@@ -287,7 +289,7 @@ static ar_status all_reduce(const joint *j, value *out, value *input)
                               op_of(j), w->tag);
 }
 
-/* The bucket's terms in the order of the ranks' parts; what comes back is complete in the own one. */
+/* Orders the bucket's terms by the ranks' parts and reduces them; this rank's part of the result is complete. */
 static ar_status scatter_bucket(const joint *j, value *out, value *input, const ari_axis *a)
 {
     const walk *w = j->w;
@@ -394,7 +396,7 @@ static void replace(const walk *w, value *v, const value *next_value, const ar_t
 
 static ar_status take_steps(walk *w, value *v, const ar_tensor *x, const ar_redistribution_step *steps, size_t n)
 {
-    size_t remaining_sums = 0; /* sums by accumulators that are still to come */
+    size_t remaining_sums = 0; /* number of sums by accumulators that are still to come */
     value next_value;
     for (size_t i = 0; i < n; i++)
         remaining_sums += w->sums && sums(&steps[i]);
@@ -435,7 +437,7 @@ static ar_status check_part(const walk *w, const ar_tensor *x, const char *tag)
                         ARI_SHOW_SHAPE(w->r->ndim, extent));
 }
 
-/* A dtype that has no reduction at all is refused by the communicator. */
+/* The communicator refuses a dtype that has no reduction at all. */
 static ar_status check_sum(ar_dtype t, const ar_arith_ops *arith)
 {
     if (t == AR_U8)

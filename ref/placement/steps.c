@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of a redistribution's steps. All ranks of a mesh compute it from the same plain data, and so make the same
- * calls. */
+/* Orders the steps of a redistribution. All ranks of a mesh compute the order from the same data and therefore make the
+ * same calls. */
 #include "anyrank/placement.h"
 #include "ref/placement/placement_private.h"
 
@@ -14,7 +14,7 @@ static bool is_whole(ar_placement p)
     return p.kind == AR_REPLICATE || p.kind == AR_INVARIANT;
 }
 
-/* A redistribution on its way. */
+/* State of a redistribution. */
 typedef struct walk {
     const ar_mesh *mesh;
     const ar_placement *target;
@@ -22,7 +22,7 @@ typedef struct walk {
     ar_placement current[AR_MESH_DIMS];
 } walk;
 
-/* True if the ranks along dimension m do not yet have the numbers that they are to have. A whole value is its own
+/* Returns true if the ranks along dimension m do not yet hold their target values. A replicated value is its own
  * maximum. */
 static bool pending(const walk *w, int m)
 {
@@ -31,8 +31,8 @@ static bool pending(const walk *w, int m)
            !(is_whole(current) && (is_whole(target) || target.kind == AR_PARTIAL_MAX));
 }
 
-/* The step that dimension m takes next; false: from one to the other it is two steps, of which this is the first, to
- * R. */
+/* Determines the next step of dimension m. Returns false if the conversion takes two steps; then this is the first of
+ * them, to R. */
 static ar_redistribution_step step_of(const walk *w, int m)
 {
     ar_redistribution_step s = {.dim = m, .src = w->current[m], .dst = w->target[m]};
@@ -55,7 +55,8 @@ static bool both_cut(const walk *w, ar_placement a, ar_placement b)
     return a.kind == AR_SHARD && ari_placement_same(a, b, w->ndim);
 }
 
-/* The innermost dimension inside m that cuts what a step along m cuts or joins; -1: none. */
+/* Returns the innermost mesh dimension inside m that shards the tensor dimension which a step along m splits or
+ * gathers; -1: none. */
 static int inner_cut(const walk *w, const ar_redistribution_step *s)
 {
     for (int i = w->mesh->ndim - 1; i > s->dim; i--) {
@@ -65,7 +66,7 @@ static int inner_cut(const walk *w, const ar_redistribution_step *s)
     return -1;
 }
 
-/* True if a dimension outside the step's has yet to cut, or to join, the dimension that the step cuts. */
+/* Returns true if an outer mesh dimension must first split or gather the tensor dimension that the step splits. */
 static bool outer_first(const walk *w, const ar_redistribution_step *s)
 {
     for (int o = 0; o < s->dim; o++) {
@@ -75,7 +76,7 @@ static bool outer_first(const walk *w, const ar_redistribution_step *s)
     return false;
 }
 
-/* The next step; false: there is none left. */
+/* Determines the next step; returns false if none is left. */
 static bool next_step(ar_redistribution_step *step, const walk *w)
 {
     bool found = false, any = false;
@@ -98,7 +99,7 @@ static bool next_step(ar_redistribution_step *step, const walk *w)
     return any;
 }
 
-/* Sums and maxima do not commute: of terms and maxima at once nobody knows which come first. */
+/* Sums and maxima do not commute, so the result for partial sums together with partial maxima is undefined. */
 static ar_status check_list(const ar_mesh *mesh, const ar_placement *p, int ndim)
 {
     bool has_kind[AR_PLACEMENT_KINDS] = {false};
@@ -131,8 +132,8 @@ ar_status ari_redistribution_steps(ar_redistribution_step *steps, size_t *n, con
     AR_TRY(check_redistribution(mesh, r));
     for (int m = 0; m < mesh->ndim; m++)
         w.current[m] = r->src[m];
-    /* A dimension takes two steps at most: it is gathered or reduced once, and then becomes what it is to be, which
-     * nothing outside it stops any more. */
+    /* A dimension takes at most two steps: it is gathered or reduced once, and then becomes its target, which no outer
+     * dimension can block any more. */
     for (*n = 0; next_step(&s, &w); (*n)++) {
         if (*n == AR_REDISTRIBUTION_STEPS)
             return ar_error_set(AR_ERR_INTERNAL, "a redistribution of more than %d steps", AR_REDISTRIBUTION_STEPS);

@@ -8,24 +8,24 @@
 #include "ref/record/dry.h"
 #include "ref/record/ledger.h"
 
-/* Elements of a sum that this rank makes: it reads them of every other rank. */
+/* Returns the number of elements of a sum that this rank computes, reading the terms of every other rank. */
 static size_t combined_count(const ar_comm *c, const ari_call *call)
 {
     size_t start, count = call->count;
     if (call->kind == ARI_REDUCE_SCATTER)
         return call->counts[c->rank];
     ari_comm_slice(call->count, c->size, c->rank, &start, &count);
-    return 2 * count; /* once more to all of them */
+    return 2 * count; /* and sends the result to all of them */
 }
 
-/* A rank's communicator, and those made of it. */
+/* A rank's communicator, or one split off from it. */
 typedef struct dry_comm {
     ar_comm base;
-    ari_ledger *ledger; /* borrowed; NULL: no calls are recorded */
+    ari_ledger *ledger; /* ledger for calls; borrowed; NULL: calls are not recorded */
 } dry_comm;
 
-/* The bytes that would move are counted on who sends them, or makes a part of a sum: all ranks together count each
- * once. */
+/* Runs a call without data. Bytes are counted at the rank that would send them, or that would compute part of a sum, so
+ * that all ranks together count each byte once. */
 static ar_status dry_run(ar_comm *c, const ari_call *call)
 {
     size_t count = 0;
@@ -63,7 +63,7 @@ static ar_status dry_error(const ar_comm *c, const char **message)
     return AR_OK;
 }
 
-/* Nobody waits for this rank. */
+/* Aborts nothing, since no other rank waits for this one. */
 static void dry_abort(ar_comm *c, ar_status st, const char *why)
 {
     (void)c, (void)st, (void)why;

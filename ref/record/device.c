@@ -9,20 +9,20 @@
 #include "ref/cpu/device.h"
 #include "ref/record/dry.h"
 
-/* No process has memory there; whoever reads it ends. */
+/* Address range that no process has mapped, so that reading it ends the process. */
 #define FIRST ((uintptr_t)1 << 62)
 #define LAST ((uintptr_t)3 << 62)
 
 typedef struct dry_device {
     ar_device base;
     const ar_device *like;
-    ari_ledger *ledger;     /* hears of copies; NULL: nothing does */
+    ari_ledger *ledger;     /* ledger that records copies; NULL: none */
     uintptr_t next_address; /* address */
 } dry_device;
 
 /* --- queues ------------------------------------------------------------------------------------------------------- */
 
-/* On streams, so that whoever copies asks the device. They have nothing under way. */
+/* Marks on streams: callers must still ask the device, although nothing is ever in flight. */
 static ar_status stream_mark(ari_stream *s, ari_mark **m)
 {
     if (*m)
@@ -81,7 +81,7 @@ static ar_status dry_queue_create(ar_device *d, ar_queue **out, ar_queue_kind ki
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-/* Each its own address, also what is given after another was freed: memory is found by its address. */
+/* Allocates a new address, also after memory was freed, since a value is identified by its address. */
 static ar_status dry_alloc(ar_device *device, ar_queue *q, ar_buf *out, size_t bytes)
 {
     dry_device *d = (dry_device *)device;
@@ -99,7 +99,7 @@ static void dry_free(ar_device *d, ar_queue *q, ar_buf b)
     (void)d, (void)q, (void)b;
 }
 
-/* To the host. */
+/* Copies to the host. */
 static ar_status dry_copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
 {
     ari_ledger *ledger = ((dry_device *)d)->ledger;
@@ -176,7 +176,7 @@ static ar_status dry_packed_room(const ar_device *d, size_t *bytes, size_t batch
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* A slot that does nothing. Its arguments have names because C wants them. */
+/* A slot that does nothing. C requires names for its arguments. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #define NOTHING(slot, ...)                                                   \
     static ar_status dry_##slot(ar_device *device, ar_queue *q, __VA_ARGS__) \
@@ -246,7 +246,7 @@ NOTHING(sum_squares, ar_buf sums, tensor g, ar_cbuf e)
 NOTHING(round_bits, tensor y, tensor x, int bits)
 NOTHING(optimizer_step, tensor w, ar_buf master, ar_buf m, ar_buf v, tensor g, constants k)
 
-/* Values that stay what they are, or become functions of their elements that no operation notes. */
+/* Values that keep their contents, or become functions of their elements that no operation records. */
 static ar_status copy_value(ar_device *device, const ar_tensor *dst, const ar_tensor *src)
 {
     ari_ledger *ledger = ((dry_device *)device)->ledger;

@@ -16,7 +16,7 @@
 typedef struct ari_ledger_memory {
     const char *begin;
     size_t bytes, id;
-    bool placed; /* strict: over tp as `placement` */
+    bool placed; /* for strict checks: placement over tp is `placement` */
     ar_placement placement;
 } ledger_memory;
 
@@ -61,7 +61,7 @@ static size_t behind(const ari_ledger *l, const char *address)
     return low;
 }
 
-/* The value at an address: the one that begins there, or else is around it. NULL: none. */
+/* Returns the value that begins at an address or contains it; NULL: none. */
 static ledger_memory *memory_at(const ari_ledger *l, const void *address)
 {
     const char *byte_address = address;
@@ -81,7 +81,7 @@ static void remove_memory(ari_ledger *l, size_t begin, size_t end)
     l->memories -= end - begin;
 }
 
-/* Puts a value where others may have begun. */
+/* Records a value in memory where other values may have begun. */
 static ar_status put_memory(ari_ledger *l, ledger_memory m)
 {
     size_t begin = behind(l, m.begin), end = begin;
@@ -97,7 +97,7 @@ static ar_status put_memory(ari_ledger *l, ledger_memory m)
     return AR_OK;
 }
 
-/* Memory gets another value; NULL: all of it ends. */
+/* Forgets the value in some memory; NULL: forgets everything. */
 static void forget(ari_ledger *l, const void *address)
 {
     const char *byte_address = address;
@@ -189,8 +189,8 @@ static ar_placement from_end(ar_placement p, int ndim)
     return p.kind == AR_SHARD && p.dim >= 0 ? (ar_placement){AR_SHARD, p.dim - ndim} : p;
 }
 
-/* The placement of a parameter, [out, in] where a layer has it so, over the tensor-parallel ranks, by what of it this
- * rank has. */
+/* Returns the placement of a parameter over tensor-parallel ranks, in the form [out, in] if a layer has it, derived
+ * from this rank's part. */
 static ar_placement placement_of(const ar_param *p)
 {
     for (int d = 0; d < p->value.ndim && d < p->layout.ndim; d++) {
@@ -231,7 +231,7 @@ static ari_ledger_value value_of(const ari_ledger *l, const ar_tensor *t)
     return v;
 }
 
-/* Gives a value of this number its place. placement NULL: it is not known. */
+/* Sets the placement of the value with this number. placement NULL: unknown. */
 static ar_status place_value(ari_ledger *l, const ar_tensor *t, size_t id, const ar_placement *placement)
 {
     ledger_memory m = {.begin = t->data.ptr, .bytes = ari_tensor_span(t), .id = id, .placed = placement != NULL};
@@ -256,7 +256,7 @@ static ar_placement replicated(ar_placement p)
     return p.kind == AR_INVARIANT ? (ar_placement){AR_REPLICATE, 0} : p;
 }
 
-/* In a context that checks: compares the first input with what is needed, and gives the outputs their placement. */
+/* In a checking context, compares the first input with the required placement, and sets the outputs' placements. */
 static ar_status check_note(const ar_ctx *c, const ari_note *n, const char *name)
 {
     ari_ledger *l = c->ledger;

@@ -5,7 +5,7 @@
 #include "ref/core/float_bits.h"
 #include "ref/core/size.h"
 
-/* The figures of a sketch as a file has them. */
+/* Number of words for a sketch's figures in a file. */
 enum { WORDS = 13 };
 
 /* Written part of a sketch: its non-zero blocks with one bit each, and the rows from the first to the last non-zero

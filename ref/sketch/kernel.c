@@ -9,10 +9,10 @@
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 
-/* Elements enter in groups of 64 whose first index is a multiple of 64. One hash of the group's number gives its key,
- * all signs and the rotations of the buckets; a lane is an element's position in its group. */
+/* Elements are processed in groups of 64, whose first index is a multiple of 64. One hash of the group's number
+ * determines its key, all signs, and the rotations of the buckets. A lane is an element's position in its group. */
 enum { GROUP = AR_SKETCH_GROUP, BUCKETS = AR_SKETCH_BUCKETS };
-/* Into each of the clones of ARI_SIMD. */
+/* Inlines the function into each clone of ARI_SIMD. */
 #define INLINED static inline __attribute__((always_inline))
 
 /* Random bits of a number. */
@@ -22,8 +22,8 @@ INLINED uint64_t random_bits(uint64_t x)
 }
 
 typedef struct keys {
-    uint64_t factor;      /* of the group in the digest; odd */
-    uint64_t signs;       /* bit j: the sign of lane j in its bucket */
+    uint64_t factor;      /* odd factor of the group in the digest */
+    uint64_t signs;       /* bit j: sign of lane j in its bucket */
     uint32_t rotation[2]; /* of the buckets of lanes [0, 32) and [32, 64) */
 } keys;
 
@@ -38,8 +38,9 @@ static keys keys_of(uint64_t group)
     return (keys){factor_of(group), b, {(uint32_t)c % BUCKETS, (uint32_t)(c >> 32) % BUCKETS}};
 }
 
-/* Lane j's factor in the digest, by halves. Its last eight bits are 4j + 1, so the sum of two factors has one trailing
- * zero and their difference at most seven, and a product with a group's key loses no more bits than these. */
+/* Lane j's factor in the digest, in two halves. Its last eight bits are 4j + 1. Therefore the sum of two factors has
+ * one trailing zero bit and their difference at most seven, and a product with a group's key loses no more bits than
+ * that. */
 typedef struct lanes {
     uint32_t low[GROUP], high[GROUP];
 } lanes;
@@ -53,11 +54,11 @@ static void lanes_init(lanes *l)
     }
 }
 
-/* A group's elements: their bits, the upper half of those of 64 bits, and their values, 0 where they are not finite. */
+/* A group's elements: their bits (for 64-bit types the upper half), and their values, 0 where they are not finite. */
 typedef struct group {
     uint32_t bits[GROUP], high[GROUP];
     float value[GROUP];
-    double wide[GROUP]; /* the values of types that are no float */
+    double wide[GROUP]; /* values of types other than float */
 } group;
 
 /* Sums over groups of one block and row. */
@@ -66,14 +67,14 @@ typedef struct sums {
     double sum, squares, largest;
 } sums;
 
-/* A one-to-one map of 32 bits after which a change of any bit, the sign included, reaches the lowest ones. */
+/* Maps 32 bits one-to-one so that a change of any bit, including the sign, affects the lowest bits. */
 INLINED uint32_t spread(uint32_t u)
 {
     u = (u ^ u >> 16) * 0x9e3779b1u;
     return u ^ u >> 15;
 }
 
-/* mix(i, u) of lanes [begin, end): the group's key times the sum of spread(u) times the lane's factor. */
+/* Computes mix(i, u) for lanes [begin, end): the group's key times the sum of spread(u) times the lane's factor. */
 INLINED void mix(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor, int begin, int end)
 {
     uint64_t low = 0;
@@ -86,10 +87,11 @@ INLINED void mix(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor,
     s->digest += factor * (low + ((uint64_t)high << 32));
 }
 
-/* Sums of floats. A half of a group is written twice, one after the other, so that reading from inside rotates it. */
+/* Adds floats to the buckets. Half a group is written twice in succession, so that reading from an offset rotates
+ * it. */
 INLINED void add_floats(sums *s, double *bucket, const float *value, const keys *k)
 {
-    uint32_t largest = 0, zeros = 0; /* of the bits without the sign, which are ordered as the magnitudes are */
+    uint32_t largest = 0, zeros = 0; /* of the bits without the sign, which have the order of the magnitudes */
     double sum[8] = {0}, squares[8] = {0};
     const uint32_t low = (uint32_t)k->signs, high = (uint32_t)(k->signs >> 32);
     float twice[2][2 * BUCKETS];
@@ -125,7 +127,7 @@ INLINED void add_floats(sums *s, double *bucket, const float *value, const keys 
     s->largest = max_abs > s->largest ? max_abs : s->largest;
 }
 
-/* The same of values that no float has. */
+/* Does the same for values that are not floats. */
 static void add_wide(sums *s, double *bucket, const double *value, const keys *k)
 {
     for (uint32_t half = 0; half < 2; half++) {
@@ -165,7 +167,7 @@ INLINED bool load_floats(uint32_t *bits, float *value, const unsigned char *p, a
     return largest < 0x7f800000u;
 }
 
-/* Up to n whole groups, as long as they are finite; how many. */
+/* Adds up to n whole groups while their elements are finite. Returns the number of groups. */
 INLINED size_t add_groups_of(sums *s, double *bucket, const lanes *l, const unsigned char *p, ar_dtype t,
                              uint64_t number, size_t n)
 {
@@ -309,10 +311,10 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* A run: neighbouring elements of the full tensor within one block and one row digest, `stride` elements apart. */
+/* Adjacent elements of the full tensor within one block and one row digest, `stride` elements apart. */
 typedef struct run {
     const unsigned char *values;
-    size_t stride, bytes; /* of one element */
+    size_t stride, bytes; /* bytes: size of an element */
     uint64_t index;
     size_t n;
 } run;
@@ -325,7 +327,7 @@ static bool is_zero(const ar_sketch *s, const run *r, size_t i)
     return is_short_float(s->dtype) ? g.value[0] == 0.0f : g.wide[0] == 0.0;
 }
 
-/* The first and the last index that is not zero, of a run that has one. */
+/* Updates the first and the last nonzero index for a run that has nonzero elements. */
 static void note_ends(ar_sketch *s, const run *r)
 {
     const bool is_empty = s->first > s->last;
@@ -376,8 +378,7 @@ static void add_run(ar_sketch *s, const lanes *l, const run *r)
         note_ends(s, r);
 }
 
-/* The elements of one row of a box, or of several that follow on each other, split where a block or a row digest
- * ends. */
+/* Adds the elements of one or several consecutive rows of a box, split at the ends of blocks and row digests. */
 static void add_line(ar_sketch *s, const lanes *l, run line)
 {
     while (line.n > 0) {
@@ -395,7 +396,7 @@ static void add_line(ar_sketch *s, const lanes *l, run line)
 ar_status ar_sketch_add(ar_sketch *s, const void *values, const ar_dump_box *box)
 {
     size_t n = 1, line = 1, weight[AR_ST_MAX_DIMS], index[AR_ST_MAX_DIMS] = {0};
-    int outer = s->ndim; /* dimensions [outer, ndim) are one line */
+    int outer = s->ndim; /* dimensions [outer, ndim) are contiguous and form one line */
     for (int d = s->ndim; d-- > 0; n *= s->shape[d]) {
         weight[d] = n;
         if (box->global[d] > s->shape[d] || box->extent[d] > s->shape[d] - box->global[d])

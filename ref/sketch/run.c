@@ -22,27 +22,27 @@ typedef struct figures {
     size_t offset, bytes;
 } figures;
 
-/* The first copy of a part of one summand of a tensor. */
+/* The first copy of a part of a tensor's summand. */
 typedef struct piece {
     figures figures;
     uint64_t digest;
-    int copies;       /* ranks that have it */
-    size_t differing; /* its number among the tensor's differing copies; SIZE_MAX: its copies are equal */
+    int copies;       /* number of ranks that have a copy */
+    size_t differing; /* index among the tensor's differing copies; SIZE_MAX: all copies are equal */
     double distance;  /* norm of the differing copy less the first */
 } piece;
 
 struct ar_sketch_run {
     ari_arena arena;
     const char *folder;
-    json_t *steps; /* {step: number of ranks that have its record} */
+    json_t *steps; /* {step: number of ranks with a record of it} */
     json_t *index; /* {"step name": {"tensor": number, "pieces": {"part term": number}, "terms": {term: elements}}} */
     ar_sketch_tensor *tensor;
-    ar_sketch_copies **differing_copies; /* [count] lists of the tensors, which may grow */
+    ar_sketch_copies **differing_copies; /* [count] lists of differing copies by tensor, which may grow */
     size_t *differing_room;              /* [count] */
     size_t count, tensor_room, copies_room, sizes_room;
     piece *piece;
     size_t pieces, piece_room;
-    int ranks; /* 0: no record has been read */
+    int ranks; /* number of ranks; 0: no record has been read */
 };
 
 /* A record of a rank's file. */
@@ -51,9 +51,9 @@ typedef struct record {
     size_t number; /* from 1 */
     json_t *text;
     const unsigned char *figures;
-    size_t bytes, offset; /* of all figures; where they begin in the file */
+    size_t bytes, offset; /* size of all figures; their offset in the file */
     int rank, step;
-    size_t entry; /* which of its tensors is read now */
+    size_t entry; /* index of the tensor being read */
 } record;
 
 static ar_status no_memory(void)
@@ -111,7 +111,7 @@ static ar_status sketch_of(ar_sketch *s, const record *r, const json_t *entry)
     return st;
 }
 
-/* Adds a tensor that no earlier rank had, and its slot in the index. */
+/* Adds a tensor that no earlier rank had, and its entry in the index. */
 static ar_status tensor_add(ar_sketch_run *run, json_t **slot, const record *r, const json_t *entry, const char *key)
 {
     AR_TRY(ARI_GROW_IN(&run->arena, &run->tensor, &run->tensor_room, run->count, "a run's sketches"));
@@ -131,7 +131,7 @@ static ar_status tensor_add(ar_sketch_run *run, json_t **slot, const record *r, 
     return *slot != NULL && json_object_set_new(run->index, key, *slot) == 0 ? AR_OK : no_memory();
 }
 
-/* Reads the first copy of a piece again, from the file that has it. */
+/* Reads a piece's first copy again from its file. */
 static ar_status piece_read(ar_sketch *s, const ar_sketch_run *run, const piece *p, const ar_sketch *like)
 {
     ARI_OWNED char *path = NULL;
@@ -146,7 +146,8 @@ static ar_status piece_read(ar_sketch *s, const ar_sketch_run *run, const piece 
     return ar_sketch_decode(s, data, p->figures.bytes, &used);
 }
 
-/* A copy whose digest is not the first one's. Of each part the one that is furthest from the first is kept. */
+/* Handles a copy whose digest differs from the first copy's. For each part, the copy furthest from the first is
+ * kept. */
 static ar_status copy_differs(ar_sketch_run *run, size_t tensor, piece *p, int rank, ar_sketch *copy)
 {
     ar_sketch_tensor *t = &run->tensor[tensor];
@@ -173,7 +174,8 @@ static ar_status copy_differs(ar_sketch_run *run, size_t tensor, piece *p, int r
     return AR_OK;
 }
 
-/* Adds what a rank has to its tensor: other elements, another summand, or a copy, which is compared with the first. */
+/* Adds a rank's piece to its tensor: other elements, another summand, or a copy, which is compared with the first
+ * one. */
 static ar_status piece_add(ar_sketch_run *run, json_t *slot, const record *r, const json_t *entry, ar_sketch *s,
                            const figures *place)
 {
@@ -269,7 +271,8 @@ static ar_status record_read(ar_sketch_run *run, record *r, int rank)
     return json_object_set_new(run->steps, key, json_integer(ranks + 1)) == 0 ? AR_OK : no_memory();
 }
 
-/* A rank has one record of a step. A second one that is equal is skipped. step_hashes: {step: hash of its record}. */
+/* Checks that a rank has one record of a step. An equal second record is skipped. step_hashes: {step: hash of its
+ * record}. */
 static ar_status check_repeated(bool *repeated, json_t *step_hashes, const record *r, uint64_t hash)
 {
     char key[32];
@@ -300,7 +303,7 @@ static ar_status check_magic(const unsigned char *data, size_t bytes, const char
     return ar_error_set(AR_ERR_FORMAT, "%s: does not begin with \"" AR_SKETCH_MAGIC "\"", ARI_SHOW(path));
 }
 
-/* Reads the records of a rank's file, up to the last whole one. */
+/* Reads the records in a rank's file, up to the last complete record. */
 static ar_status records_read(ar_sketch_run *run, const unsigned char *data, size_t bytes, const char *path, int rank,
                               json_t *step_hashes)
 {
@@ -311,7 +314,7 @@ static ar_status records_read(ar_sketch_run *run, const unsigned char *data, siz
         const unsigned char *body = data + offset + 16;
         r.number++;
         if (rest > bytes - offset - 16)
-            break; /* the run was killed while it wrote */
+            break; /* the run was killed while writing this record */
         if (rest < 8 || text > rest - 8 || ar_sketch_hash(body, (size_t)rest) != hash) {
             if (offset + 16 + rest == bytes)
                 break;

@@ -83,7 +83,7 @@ ar_status ar_sketch_merge(ar_sketch *s, const ar_sketch *part, bool summand)
     s->nan += part->nan;
     s->inf += part->inf;
     s->sum += part->sum;
-    if (summand || part->summed) { /* other figures of a sum do not follow from those of its summands */
+    if (summand || part->summed) { /* other figures of a sum cannot be derived from those of its summands */
         s->summed = true;
         s->max_abs += part->max_abs;
         return AR_OK;
@@ -108,15 +108,15 @@ static double largest_bucket(const ar_sketch *s)
     return largest;
 }
 
-/* The power of two by which buckets are multiplied, so that no square overflows and none that matters underflows. Sums
- * of finite elements that are infinite stay so. */
+/* Returns the power of two by which buckets are multiplied, so that no square overflows and no significant one
+ * underflows. Infinite sums of finite elements remain infinite. */
 static double scale_of(double largest)
 {
     return largest > 0.0 && isfinite(largest) ? ldexp(1.0, -ilogb(largest)) : 1.0;
 }
 
-/* The root of the sum of squares: exact where the squares of the elements are known and neither overflow nor underflow,
- * else estimated from the buckets. */
+/* Returns the square root of the sum of squares: exact if the squares of the elements are known and in range, otherwise
+ * estimated from the buckets. */
 static double norm_of(double *error, const ar_sketch *s)
 {
     *error = 0.0;
@@ -152,7 +152,7 @@ static products block_products(const ar_sketch *a, const ar_sketch *b, size_t bl
     return p;
 }
 
-/* Rows whose digests differ, where both have such digests, of the same type. */
+/* Compares row digests, if both sketches have them for the same type, and counts rows that differ. */
 static void compare_rows(ar_sketch_difference *d, const ar_sketch *a, const ar_sketch *b)
 {
     d->row = SIZE_MAX;
@@ -185,7 +185,7 @@ ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketch *a, const a
     d->norm = sqrt(dd) / scale;
     d->factor = aa > 0.0 ? ab / aa : (double)NAN;
     d->block_share = dd > 0.0 ? largest / dd : 0.0;
-    /* var(dd) <= sum over blocks of 2/32 dd_b^2, and a root has half the relative error of its square. */
+    /* var(dd) <= sum over blocks of 2/32 dd_b^2, and a square root has half the relative error of its argument. */
     d->norm_error = dd > 0.0 ? 0.5 * sqrt(2.0 / BUCKETS * fourth) / dd : 0.0;
     for (size_t i = 0; i < a->blocks; i++)
         d->blocks += block_products(a, b, i, scale).dd > 1e-6 * largest;

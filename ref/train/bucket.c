@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The way of a bucket: packed, summed over its groups, copied back, on the queue that carries it. */
+/* Moves a bucket through its steps on its queue: pack, reduce over its groups, copy back. */
 
 #include "anyrank/arith.h"
 #include "ref/context/context_private.h"
@@ -11,7 +11,7 @@
 
 /* --- groups, on the queue that carries buckets -------------------------------------------------------------------- */
 
-/* All that have a parameter. */
+/* Returns the group of all ranks that have a parameter. */
 static ar_comm *data_of(const ari_bucket *b)
 {
     return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EDP : ARI_OVER_DP);
@@ -24,7 +24,7 @@ static ar_comm *replicate_of(const ari_bucket *b)
     return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EXPERT_REPLICATE : ARI_OVER_REPLICATE);
 }
 
-/* The ranks that share buckets out: without replicas all that have data. */
+/* Returns the group of ranks that shard buckets: all data-parallel ranks if there are no replicas. */
 static ar_comm *shard_of(const ari_bucket *b)
 {
     if (ar_comm_size(b->ddp->ctx->replicate) == 1)
@@ -40,17 +40,17 @@ static ar_comm *reduced_over(const ari_bucket *b)
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-/* Room for this rank's slice, in the form of a bucket of as many elements: what is summed on its own. */
+/* Allocates memory for this rank's slice in the form of a bucket of that many elements, which is reduced separately. */
 static ar_status alloc_shard(ari_bucket *b)
 {
     ar_ctx *ctx = b->ddp->ctx;
     return ari_ctx_alloc(ctx, &b->shard, ctx->arith->bucket_bytes(b->info.own_count, b->info.storage));
 }
 
-/* ZeRO-2: what a rank keeps is its slice. */
+/* ZeRO-2: makes the gradients of a bucket this rank's slice. */
 static ar_status share_gradients(ari_bucket *b)
 {
-    AR_TRY(alloc_shard(b)); /* which counts as the gradients' own */
+    AR_TRY(alloc_shard(b)); /* this memory counts as the gradients' */
     ari_bucket_share(b);
     for (size_t i = 0; i < b->info.params; i++) {
         ar_param *p = b->info.param[i];
@@ -76,7 +76,7 @@ static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
         return share_gradients(b);
     for (size_t i = 0; i < b->info.params; i++) {
         AR_TRY(ctx->arith->grad_ensure(ctx, b->slot[i].param));
-        if (ctx->arith->grad_complete) /* sums take memory once a term comes */
+        if (ctx->arith->grad_complete) /* sums allocate memory when their first term arrives */
             AR_TRY(ctx->arith->grad_complete(ctx, ctx->queue, b->slot[i].param));
     }
     b->info.storage_bytes = ctx->arith->bucket_bytes(b->info.elements, b->info.storage);
@@ -86,15 +86,15 @@ static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
     return alloc_shard(b);
 }
 
-/* With ZeRO-1 others keep values of a gradient that are no sums. */
+/* With ZeRO-1, other gradients contain values that are not sums. */
 bool ari_bucket_is_in_place(const ari_bucket *b)
 {
     const ar_ddp *d = b->ddp;
     return b->info.params == 1 && d->ctx->arith->grad_bucket && (!d->options.zero || d->stage >= 2);
 }
 
-/* Buckets are packed, summed and copied back in the same memory, one after the other: one queue carries them. Mistakes
- * that pack gradients before their time have a place for each bucket, which nobody counts. */
+/* Allocates storage. Buckets are packed, reduced and copied back in the same memory one after the other, on one queue.
+ * Faults that pack gradients too early have memory for each bucket, which the memory account ignores. */
 static ar_status alloc_storage(ar_ddp *d)
 {
     enum { ALIGNED = 64 };
@@ -118,7 +118,7 @@ static ar_status alloc_storage(ar_ddp *d)
     return AR_OK;
 }
 
-/* For every group over which the bucket may be summed. */
+/* Returns the scratch size sufficient for every group over which the bucket may be reduced. */
 static size_t room_of(const ari_bucket *b)
 {
     const ar_ddp *d = b->ddp;
@@ -162,8 +162,8 @@ void ari_buckets_free(ar_ddp *d)
 
 /* --- the state of a step ------------------------------------------------------------------------------------------ */
 
-/* The part of bucket elements [own_start, own_start + own_count) that lies in [offset, offset + elements): ZeRO's share
- * of a parameter. */
+/* Sets the part of bucket elements [own_start, own_start + own_count) that lies in [offset, offset + elements): this
+ * rank's ZeRO shard of a parameter. */
 static void own_part(const ari_bucket *bucket, ar_param *p, const ar_bucket_info *b, size_t offset)
 {
     size_t begin = 0;
@@ -237,7 +237,7 @@ static size_t times(size_t terms, size_t ranks)
     return terms <= SIZE_MAX / ranks ? terms * ranks : SIZE_MAX;
 }
 
-/* Sums the bucket, or this rank's slice of it, over a group of those that have data. */
+/* Reduces the bucket, or this rank's slice of it, over a data-parallel group. */
 static ar_status sum_data(const ari_bucket *b, ar_queue *q, ar_buf storage, size_t n, ar_comm *group,
                           const size_t *counts, size_t samples)
 {
@@ -268,7 +268,7 @@ static ar_status sum_spread(const ari_bucket *b, ar_queue *q, ar_buf storage, si
                    : AR_OK;
 }
 
-/* This rank's slice between its place in the bucket and memory of its own. */
+/* Copies this rank's slice between the bucket and its separate memory. */
 static ar_status move_slice(const ari_bucket *b, ar_queue *q, bool out)
 {
     const ar_arith_ops *arith = b->ddp->ctx->arith;
@@ -287,7 +287,8 @@ static ar_status move_slice(const ari_bucket *b, ar_queue *q, bool out)
     return AR_OK;
 }
 
-/* A rank's slice is the sum over the ranks that it shares with; those with the same slice complete it. */
+/* Completes a rank's slice, which is a sum over the ranks of its sharding group, by a sum over the ranks with the same
+ * slice. */
 static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
 {
     if (!b->shard.ptr || b->info.own_count == 0)
@@ -318,8 +319,8 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
     return sum_data(b, q, b->shard, b->info.own_count, replicate_of(b), NULL, d->step.samples);
 }
 
-/* Spread terms first, then everything over dp; with ZeRO-2 each pass is summed over the ranks that share, and the
- * others complete the shares once a step. */
+/* Reduces a bucket: spread terms first, then everything over dp. With ZeRO-2 each pass is reduced over the sharding
+ * group, and replicas complete the shards once per step. */
 static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
@@ -336,7 +337,7 @@ static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 static ar_status copy_back(const ari_bucket *b, ar_queue *q)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    if (ari_faulty(ctx, "step_before_copy_back")) /* it comes after the update: for nobody */
+    if (ari_faulty(ctx, "step_before_copy_back")) /* comes after the update, so nobody reads it */
         return AR_OK;
     for (size_t i = 0; i < b->info.params; i++) {
         if (!ari_fault_left_out(&b->slot[i]))
@@ -346,7 +347,7 @@ static ar_status copy_back(const ari_bucket *b, ar_queue *q)
     return AR_OK;
 }
 
-/* They keep their values alone, unless the bucket's shares are what is kept. */
+/* Completes a bucket's gradients, which keep only their values, unless the bucket's shards are what is kept. */
 static ar_status complete_gradients(const ari_bucket *b, ar_queue *q)
 {
     ar_ctx *ctx = b->ddp->ctx;

@@ -11,10 +11,11 @@
 #include "ref/layers/parts.h"
 #include "ref/train/units.h"
 
-/* Parameters that may share a bucket: of one unit, of one storage, summed over the same groups, and of as many elements
- * on every tensor-parallel rank, or all of them not; on request matrices apart. A copy lies on each of these ranks, and
- * floats are added in the order of its place in the bucket: beside a shard that is longer on one rank it would have
- * another place there, and the copies other bits. */
+/* Kinds of parameters that may share a bucket: of one unit and one storage type, reduced over the same groups, and with
+ * equally many elements on every tensor-parallel rank or not; on request matrices separately. Each tensor-parallel rank
+ * has a copy of a replicated parameter, and floats are added in an order that depends on the position in the bucket.
+ * Next to a shard whose length differs between ranks, a copy would have different positions, and the copies different
+ * bits. */
 enum {
     KIND_BF16 = 1,
     KIND_SPREAD = 2,
@@ -28,20 +29,21 @@ enum {
 
 typedef struct candidate {
     ar_param *param;
-    size_t registered; /* its place in the list */
+    size_t registered; /* index in the list */
     size_t elements;
-    size_t bytes; /* on the tensor-parallel rank that has most: ranks agree about the order of their buckets */
-    bool uneven;  /* other tensor-parallel ranks have more elements, or fewer */
-    int unit;     /* in the order in which they go backward, the root unit last */
+    size_t bytes; /* size on the tensor-parallel rank with the most elements, so that ranks agree on the order of
+                     buckets */
+    bool uneven;  /* true if tensor-parallel ranks have different numbers of elements */
+    int unit;     /* unit, numbered in backward order, the root unit last */
     int kind;
     size_t bucket;
 } candidate;
 
 typedef struct draft {
-    ari_arena arena;       /* of its lists */
-    candidate *candidates; /* [n], in the order of packing */
+    ari_arena arena;       /* memory of the plan's lists */
+    candidate *candidates; /* [n] candidates in packing order */
     size_t n;
-    size_t *last_index; /* [buckets]: the index in `candidates` of the last parameter of each */
+    size_t *last_index; /* [buckets] index in `candidates` of the last parameter of each bucket */
     size_t buckets;
 } draft;
 
@@ -63,8 +65,8 @@ static int larger_first(const void *a, const void *b)
     return x->registered < y->registered ? -1 : x->registered > y->registered;
 }
 
-/* The dimension that the ranks share out (-1: none), the same on each of them: a vocabulary of one row is whole on one
- * rank and empty on the others. */
+/* Returns the dimension that the ranks shard, which is the same on each rank; -1: none. A vocabulary of one row is
+ * entire on one rank and empty on the others. */
 static int shared_dim(const ar_layout *o, int parts)
 {
     for (int i = 0; o->nbox > 0 && i < o->ndim; i++) {
@@ -127,7 +129,7 @@ static ar_status collect_candidates(draft *f, const ar_ddp *d)
     return AR_OK;
 }
 
-/* Next fit, for each kind of its own: one bucket of each is open, within a unit. */
+/* Packs by next fit, separately for each kind: one bucket of each kind is open at a time, within a unit. */
 static void pack_candidates(draft *f, size_t capacity)
 {
     size_t open[KINDS], filled[KINDS];
@@ -155,8 +157,8 @@ static int earlier_done(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Buckets are numbered as they become complete in the order of packing, so that one which waits for the last of all
- * does not hold up the others. What the first stage of a pipeline must complete too comes last. */
+/* Numbers buckets in the order in which packing completes them, so that a bucket waiting for the very last parameter
+ * does not delay others. Buckets that a pipeline's first stage must also complete come last. */
 static void number_buckets(draft *f)
 {
     for (size_t b = 0; b < f->buckets; b++)
@@ -204,7 +206,7 @@ static void add_to_unit(ar_ddp *d, ari_bucket *b)
     while (d->params[i] != b->info.param[0])
         i++;
     ari_unit *u = &d->unit[d->unit_of[i]];
-    u->bucket = u->buckets == 0 ? b : u->bucket; /* those of a unit follow each other */
+    u->bucket = u->buckets == 0 ? b : u->bucket; /* buckets of a unit are consecutive */
     u->buckets++;
     u->slots += b->info.params;
 }

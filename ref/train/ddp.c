@@ -22,15 +22,15 @@
 
 /* --- agreement of ranks ------------------------------------------------------------------------------------------- */
 
-/* Agreement of the data-parallel ranks: on their parameters, and on which of them got a gradient. */
+/* Agreement among data-parallel ranks about their parameters and about which parameters received a gradient. */
 
 /* --- the parameters ----------------------------------------------------------------------------------------------- */
 
-/* Hashes first, and where those differ, what differs. */
-enum { TEXT = 224 }; /* whole words, as they travel */
+/* Compares hashes first; if they differ, compares descriptions. */
+enum { TEXT = 224 }; /* length of a description, a whole number of words */
 
-/* All-gathers the ranks' messages, `message_bytes` bytes (whole words) of each, in rank order. Release the result with
- * free(). */
+/* All-gathers a message of `message_bytes` bytes (whole words) from each rank, in rank order. The caller releases the
+ * result with free(). */
 static ar_status exchange_messages(void **out, ar_ctx *ctx, const void *message, size_t message_bytes)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->dp), me = (size_t)ar_comm_rank(ctx->dp);
@@ -45,7 +45,7 @@ static ar_status exchange_messages(void **out, ar_ctx *ctx, const void *message,
     return AR_OK;
 }
 
-/* The name as expert-parallel ranks agree about it: without the numbers of experts. */
+/* Appends a name as expert-parallel ranks agree about it: without the experts' numbers. */
 static void describe_name(ari_text *t, const ar_param *p)
 {
     const char *marker = p->expert ? strstr(p->name, ".experts.") : NULL;
@@ -54,7 +54,7 @@ static void describe_name(ari_text *t, const ar_param *p)
     ari_say(t, "%.*s%s%s [", (int)before, p->name, marker ? "*" : "", after);
 }
 
-/* "a.weight [4, 8]", with all that must agree. unit: counted from the end; 0: the root unit. */
+/* Writes "a.weight [4, 8]" with everything that must agree. unit: counted from the end; 0: the root unit. */
 static void describe_param(char text[TEXT], const ar_param *p, int unit)
 {
     ari_text t = ari_plain_text_in(text, TEXT);
@@ -82,7 +82,7 @@ static void describe_options(char text[TEXT], const ar_ddp_options *o)
              o->find_unused ? ", unused parameters are looked for" : "", o->zero);
 }
 
-/* The options, then parameter 0, 1, ...: the text at place i, "nothing" behind the end. */
+/* Writes entry i of the description: the options, then parameter 0, 1, ...; "nothing" beyond the end. */
 static void describe_at(char text[TEXT], const ar_ddp *d, size_t i)
 {
     if (i == 0)
@@ -93,7 +93,7 @@ static void describe_at(char text[TEXT], const ar_ddp *d, size_t i)
         snprintf(text, TEXT, "nothing");
 }
 
-/* The first place at which a rank differs from rank 0, and that rank. hashes: [ranks, n] hashes. */
+/* Finds the first entry at which some rank differs from rank 0, and that rank. hashes: [ranks, n]. */
 static void first_difference(const uint64_t *hashes, size_t ranks, size_t n, size_t *position, size_t *rank)
 {
     for (*position = 0; *position < n; (*position)++) {
@@ -132,8 +132,8 @@ static ar_status name_difference(ar_ddp *d, size_t max_params)
     return st;
 }
 
-/* Checks that the data-parallel ranks wrap the same parameters with the same options. Collective over them. Errors:
- *  AR_ERR_MISMATCH, with the same message on all. */
+/* Checks that all data-parallel ranks wrap the same parameters with the same options. Collective over them. Errors:
+ * AR_ERR_MISMATCH, with the same message on all ranks. */
 static ar_status ddp_agree(ar_ddp *d)
 {
     const size_t ranks = (size_t)ar_comm_size(d->ctx->dp);
@@ -176,8 +176,8 @@ static void list_missing(const ar_ddp *d, size_t missing, char *text, size_t siz
         ari_say(&t, " and %zu more", missing - shown);
 }
 
-/* Checks that every parameter of a bucket got a gradient here, or none did. Errors: AR_ERR_DATA, naming those
- *  without. */
+/* Checks that either every parameter of a bucket received a gradient on this rank or none did. Errors: AR_ERR_DATA,
+ * naming the parameters without one. */
 static ar_status ddp_check_all_used(const ar_ddp *d)
 {
     size_t missing = 0, required = 0;
@@ -210,7 +210,7 @@ static ar_status combine_messages(void *arg, ar_queue *queue)
     if (st == AR_OK)
         st = device->ops->copy(device, queue, host, ar_const(d->used_device), d->trained);
     if (st == AR_OK)
-        st = ar_queue_sync(queue, 0); /* the host reads them */
+        st = ar_queue_sync(queue, 0); /* wait, since the host reads the flags */
     return ari_span_end(st);
 }
 
@@ -231,8 +231,8 @@ static ar_status ddp_agree_used(ar_ddp *d)
     return ari_queue_chain(d->communication->queue, combine_or_fail, d);
 }
 
-/* True if an optimizer is to use the gradient. Without find_unused a rank without samples has received the others'
- * gradients, if there are others. */
+/* Returns true if an optimizer should use the gradient. Without find_unused, a rank without samples has received the
+ * other ranks' gradients, if there are any. */
 static bool has_gradient(const ar_ddp *d, size_t i)
 {
     if (!d->options.find_unused)
@@ -283,14 +283,15 @@ static ar_status launch_bucket(ar_ddp *d)
     AR_TRY(ari_ddp_hook(d, b, true));
     b->info.state = AR_BUCKET_IN_FLIGHT;
     d->next_bucket++;
-    if (d->options.zero) /* now: zeroing a gradient makes it whole again */
+    if (d->options.zero) /* set now, because zeroing makes the full gradient available again */
         ari_bucket_share(b);
     if (!d->communication) {
         AR_TRY(ari_bucket_run(b, ctx->queue));
         b->info.state = AR_BUCKET_REDUCED;
         return ar_event_record(b->info.reduced, ctx->queue);
     }
-    if (b->info.index > 0 && d->step.even && !ctx->fault) /* or sums would wait in memory that values need no more */
+    if (b->info.index > 0 && d->step.even && !ctx->fault) /* otherwise reduced gradients would wait in memory that
+                                                             values no longer need */
         AR_TRY(ar_event_sync(d->buckets[b->info.index - 1].info.reduced, 0));
     AR_TRY(ar_event_record(b->produced, ctx->queue));
     AR_TRY(ar_queue_wait(d->communication->queue, b->produced));
@@ -338,7 +339,7 @@ static ar_status ready(void *user, ar_param *p)
     return ari_ddp_fail(d, make_ready(d, s));
 }
 
-/* The place in a bucket of whichever object has the parameter. NULL: none has. */
+/* Returns the parameter's slot in a bucket of whichever data-parallel object has the parameter, or NULL. */
 static const ari_ddp_slot *slot_of(const ar_param *p)
 {
     for (int h = 0; h < p->hooks; h++) {
@@ -368,7 +369,7 @@ ar_status ari_ddp_check_step(const ar_ddp *d, const ar_ctx *ctx, ar_param *const
     return AR_OK;
 }
 
-/* One that is in no bucket would keep this rank's part for the sum. */
+/* Checks parameters that now require a gradient: outside of all buckets they would keep only this rank's terms. */
 static ar_status check_thawed(const ar_ddp *d)
 {
     for (size_t i = 0; i < d->n; i++) {
@@ -422,7 +423,7 @@ static ar_status check_params(const ar_ddp *d)
     return AR_OK;
 }
 
-/* The queue that carries buckets, with copies of the groups that they are summed over. */
+/* Gets the queue for buckets and duplicates the groups over which they are reduced. */
 static ar_status borrow_queue(ar_ddp *d)
 {
     bool spread = false, tied = false, experts = false;
@@ -479,7 +480,7 @@ static ar_status create_ddp(ar_ddp **out, ar_ctx *ctx, const char *name, ar_modu
     d->stage = o->zero > 1 && ar_comm_size(ctx->shard) == 1 ? 1 : o->zero;
     ari_span_begin("%s: data parallelism", d->name);
     AR_TRY(ari_span_end(init_ddp(d)));
-    d->options.unit = NULL; /* the caller's, of which nothing is looked at any more */
+    d->options.unit = NULL; /* memory of the caller, which must not be used any more */
     d->options.units = 0;
     ARI_GIVE(out, d);
     return AR_OK;
@@ -513,7 +514,7 @@ ar_status ar_ddp_create(ar_ddp **out, ar_ctx *ctx, ar_module *module, const ar_d
     return create_ddp(out, ctx, module->name, module, param_list, n, &options);
 }
 
-/* For what a step that ended early has left under way. */
+/* Waits for reductions that a step left in flight when it ended early. */
 static ar_status finish_launched(ar_ddp *d)
 {
     const ar_status gathered = d->gathers ? ar_queue_sync(d->gathers->queue, 0) : AR_OK;
@@ -528,7 +529,7 @@ void ar_ddp_destroy(ar_ddp *d)
     if (!d)
         return;
     const ar_status st = finish_launched(d);
-    (void)st; /* whoever waits for the step has been told */
+    (void)st; /* the failure has been reported to whoever waits for the step */
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->slots[i].param;
         ar_param_remove_hook(p, (ar_param_hook){ready, &d->slots[i]});
@@ -548,7 +549,8 @@ ar_status ar_ddp_broadcast_parameters(ar_ddp *d)
     return ari_params_broadcast(d->params, d->n, d->ctx);
 }
 
-/* With the mistake of not reaching a module's children, a list is left to whoever knows the modules. */
+/* Zeroes the gradients. With the fault of not reaching a module's children, gradients of a list are left to the
+ * caller. */
 static ar_status zero_gradients(ar_ddp *d)
 {
     if (d->module)
@@ -558,7 +560,7 @@ static ar_status zero_gradients(ar_ddp *d)
     return AR_OK;
 }
 
-/* All filling: what ar_ddp_start does to them. */
+/* Resets all buckets to "filling", as ar_ddp_start requires. */
 static void reset_buckets(ar_ddp *d)
 {
     for (size_t i = 0; i < d->trained; i++)

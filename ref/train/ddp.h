@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of a data-parallel object (anyrank/ddp.h). Operations on them: below, units.h, and on top of both ddp.c. */
+/* Parts of a data-parallel object (anyrank/ddp.h). Their operations are declared below and in units.h; ddp.c uses
+ * both. */
 #pragma once
 
 #include "anyrank/ddp.h"
@@ -12,31 +13,31 @@ typedef struct ari_ddp_slot {
     ar_ddp *ddp;
     ar_param *param;
     size_t bucket;
-    bool ready;           /* its hook was called in the backward pass that synchronises */
+    bool ready;           /* true after its hook was called in the backward pass that synchronises */
     bool packed;          /* its gradient is in the bucket already, which only faults do */
     ar_param_share share; /* ZeRO-2, ZeRO-3 */
-    float *state;         /* of a hook: of every element of the parameter's part here; NULL: none */
+    float *state;         /* state of a hook for each element of this rank's part of the parameter; NULL: none */
 } ari_ddp_slot;
 
 typedef struct ari_bucket {
     ar_bucket_info info;
     ar_ddp *ddp;
-    ari_ddp_slot *slot; /* [info.params], of ar_ddp.slots */
-    bool expert;        /* of parameters that the expert-parallel ranks do not share */
-    bool moves;         /* there are peers, or gradients are kept as shares: its storage exists */
+    ari_ddp_slot *slot; /* [info.params] slots, within ar_ddp.slots */
+    bool expert;        /* true for parameters that differ between expert-parallel ranks */
+    bool moves;         /* true if the bucket has storage: there are peers, or gradients are kept as shards */
     ar_buf storage;
-    ar_buf shard;       /* the own slice, as a bucket of so many elements; ptr NULL: it is nowhere apart */
-    ar_buf weights;     /* of the own slice: ZeRO-3 */
+    ar_buf shard;       /* this rank's slice as a separate bucket of that many elements; ptr NULL: no separate memory */
+    ar_buf weights;     /* weights of this rank's slice, for ZeRO-3 */
     size_t *shares;     /* [ranks that shard it]: ZeRO; else NULL */
-    size_t *counts;     /* the same, with peers; else NULL */
-    ar_event *produced; /* all its gradients are written */
+    size_t *counts;     /* element counts of the ranks' slices if there are peers, otherwise NULL */
+    ar_event *produced; /* recorded after all gradients of the bucket were written */
     char tag[160];
 } ari_bucket;
 
 typedef enum ari_unit_weights {
-    ARI_WEIGHTS_SHARED,    /* a rank has its share */
-    ARI_WEIGHTS_GATHERING, /* they are gathered into `room` */
-    ARI_WEIGHTS_FULL       /* the parameters' values have memory */
+    ARI_WEIGHTS_SHARED,    /* each rank has its shard */
+    ARI_WEIGHTS_GATHERING, /* the weights are being gathered into `room` */
+    ARI_WEIGHTS_FULL       /* the parameters' full values are in memory */
 } ari_unit_weights;
 
 /* Unit of parameters: those whose gradients are reduced together and whose weights are gathered together, usually those
@@ -44,20 +45,20 @@ typedef enum ari_unit_weights {
  * exists, and it does nothing. */
 typedef struct ari_unit {
     ar_ddp *ddp;
-    ar_module *module; /* borrowed; NULL: the root unit */
+    ar_module *module; /* the module of the unit; borrowed; NULL: the root unit */
     int stage;         /* of this rank's in a pipeline */
     ar_module_hook hook;
-    ari_bucket *bucket; /* [buckets], of ar_ddp.buckets; of all of them the parameters follow each other too */
+    ari_bucket *bucket; /* [buckets] the unit's buckets, consecutive in ar_ddp.buckets, as are their parameters */
     size_t buckets, slots;
     /* Gradients: ZeRO-2 */
-    bool due;           /* they wait for their reduction */
-    bool holds;         /* the shares have what was reduced since the start */
-    size_t grad_bytes;  /* of those that are whole, in the step's memory */
-    ar_event *produced; /* they are written */
+    bool due;           /* true while gradients wait for their reduction */
+    bool holds;         /* true if the shards contain what was reduced since the start */
+    size_t grad_bytes;  /* bytes of full gradients in the step's memory */
+    ar_event *produced; /* recorded after the gradients were written */
     ar_event *reduced;
     /* Weights: ZeRO-3 */
     ari_unit_weights weights;
-    ar_buf room; /* where they are gathered, bucket after bucket */
+    ar_buf room; /* memory in which weights are gathered, one bucket after the other */
     size_t room_bytes, value_bytes;
     ar_event *shared; /* the shares are written */
     ar_event *gathered;
@@ -67,48 +68,52 @@ typedef struct ari_unit {
  * one reduction of ZeRO-2, which is one micro-batch, or all of them in a pipeline. 0: unknown. */
 typedef struct ari_ddp_step {
     size_t samples, pass_samples, passes;
-    size_t tokens, depths; /* of a sample; of predictions: 1, and further tokens */
-    bool repeats;          /* samples may have a position several times */
-    bool even; /* all ranks launch their buckets between the same collectives: a bucket waits for the one before */
+    size_t tokens, depths; /* tokens of a sample; predictions per token: 1, or more with further tokens */
+    bool repeats;          /* true if samples may have a position several times */
+    bool even; /* true if all ranks launch buckets between the same collectives, for which a bucket waits for the
+                  preceding one */
 } ari_ddp_step;
 
 struct ar_ddp {
-    ar_module base;    /* where it wraps a module */
+    ar_module base;    /* base of the object as a module, if it wraps a module */
     ar_ctx *ctx;       /* borrowed */
-    ar_module *module; /* borrowed; NULL: a list was wrapped */
+    ar_module *module; /* the wrapped module; borrowed; NULL: a list of parameters is wrapped */
     char name[96];
     ar_ddp_options options;
-    int stage;         /* options.zero, or 1 where one rank alone has all shares */
+    int stage;         /* ZeRO stage: options.zero, or 1 if a single rank has all shards */
     ari_arena lists;   /* all but params */
-    ar_param **params; /* [n]: all, in the order of registration */
+    ar_param **params; /* [n] all parameters in order of registration */
     size_t n;
     /* slots of the parameters that require a gradient, ordered by bucket: */
     ari_ddp_slot *slots; /* [trained] */
     ar_param **bucketed; /* [trained] */
     size_t *offsets;     /* [trained] */
-    size_t *all_counts;  /* [count, ranks that share most]; NULL without ZeRO */
+    size_t *all_counts;  /* [count, ranks of the largest sharding group]; NULL without ZeRO */
     size_t trained;
     ari_bucket *buckets; /* [count] */
     size_t count;
-    ari_unit *unit; /* [units + 1], the root unit last */
+    ari_unit *unit; /* [units + 1] units, the root unit last */
     int units;
-    int *unit_of;        /* [n]: of params */
-    ari_unit *in_flight; /* whose gradients are being reduced; NULL: none */
-    ar_buf room;         /* where; ptr NULL: none are */
+    int *unit_of;        /* [n] unit of each parameter */
+    ari_unit *in_flight; /* the unit whose gradients are being reduced; NULL: none */
+    ar_buf room;         /* memory for these; ptr NULL: not allocated */
     size_t room_bytes;
-    ar_buf storage; /* of the bucket that is carried, below ZeRO-2 */
+    ar_buf storage; /* storage of the bucket being reduced, below ZeRO-2 */
     size_t storage_bytes, shard_bytes;
-    ar_buf exchange; /* of the sums over ranks, one after the other, which take it as their room */
+    ar_buf exchange; /* scratch memory for reductions, used by one after the other */
     size_t exchange_bytes;
-    const ari_communication *gathers;       /* borrowed; NULL: weights are gathered on the main queue */
-    const ari_communication *communication; /* borrowed; NULL: buckets go through the main queue */
+    const ari_communication *gathers;       /* queue and groups for gathering weights; borrowed; NULL: the main queue
+                                               is used */
+    const ari_communication *communication; /* queue and groups for reductions; borrowed; NULL: buckets use the main
+                                               queue */
     ari_ddp_step step;
     bool sync;           /* hooks make gradients ready */
-    size_t next_bucket;  /* the first bucket that is not under way */
+    size_t next_bucket;  /* index of the first bucket that has not been launched */
     bool waited;         /* for all, since the last start */
-    uint8_t *used;       /* [trained]: got a gradient; then, with find_unused, on any rank */
-    ar_buf used_device;  /* [trained]; ptr NULL: nobody asks, or no peers */
-    const char **unused; /* [unused_count] of room for trained */
+    uint8_t *used;       /* [trained] whether the parameter received a gradient on this rank; after the exchange of
+                            find_unused, on any rank */
+    ar_buf used_device;  /* [trained] the same on the device; ptr NULL: find_unused is off, or there are no peers */
+    const char **unused; /* [unused_count] names; capacity: trained */
     size_t unused_count;
 };
 
@@ -123,7 +128,7 @@ static inline bool ari_ddp_has_peers(const ar_ddp *d)
     return ar_comm_size(d->ctx->dp) > 1;
 }
 
-/** Ends the world within a reduction, on whichever queue carries it: that one is under way. Returns st. */
+/** Ends the world because of an error in a reduction that is in flight on some queue. Returns st. */
 static inline ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st)
 {
     if (st != AR_OK)
@@ -138,17 +143,17 @@ static inline ar_status ari_ddp_fail(const ar_ddp *d, ar_status st)
 
 /* --- the buckets (bucket.c) --------------------------------------------------------------------------------------- */
 
-/** Storage of the buckets and of the gradients in them: all memory that reductions will take. */
+/** Allocates storage for buckets and their gradients: all memory that reductions will need. */
 AR_NODISCARD ar_status ari_buckets_alloc(ar_ddp *d);
 void ari_buckets_free(ar_ddp *d);
 /** Runs bucket `b` (an ari_bucket) through its reduction on the queue that carries it. */
 AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *queue);
-/** True if a bucket is the gradient of its one parameter, summed where that lies. */
+/** Returns true if a bucket is the gradient of a single parameter, reduced in place. */
 bool ari_bucket_is_in_place(const ari_bucket *b);
 extern const ar_module_ops ari_ddp_ops;
-/** Refuses a hook that the numerics do not have. */
+/** Refuses a hook that the numerics do not support. */
 AR_NODISCARD ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o);
-/** Lets the hook replace the gradients of a bucket: terms, before they are summed, or the sums. */
+/** Calls the hook to replace a bucket's gradients: the terms before the reduction, or the sums after it. */
 AR_NODISCARD ar_status ari_ddp_hook(const ar_ddp *d, const ari_bucket *b, bool terms);
 /** Sets what of each gradient of the bucket is this rank's. */
 void ari_bucket_share(const ari_bucket *b);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A data-parallel object among modules, and what a user's hook makes of a gradient. */
+/* A data-parallel object as a module, and the effect of a user's hook on gradients. */
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
@@ -56,7 +56,7 @@ ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o)
     return AR_OK;
 }
 
-/* Gradients one after the other in the form of a bucket, while they are numbers. */
+/* Consecutive gradients in the form of a bucket, converted to numbers for the hook. */
 typedef struct hooked {
     ar_buf form;
     ar_tensor g; /* [n] */
@@ -132,7 +132,7 @@ ar_status ari_ddp_hook(const ar_ddp *d, const ari_bucket *b, bool terms)
         const size_t start = p->own_start, count = p->own_count;
         if (!p->has_grad)
             continue;
-        if (terms) { /* all of them are this rank's */
+        if (terms) { /* terms of this rank, complete */
             p->own_start = 0;
             p->own_count = ar_tensor_count(&p->value);
         }

@@ -4,8 +4,8 @@
 #include "ref/context/context_private.h"
 #include "ref/layers/parts.h"
 
-/* Each micro-batch is divided by its own count, and its mean by the number of micro-batches. `micro_targets` are this
- * rank's counts, 0 for the micro-batches in which it has no sample. */
+/* Divides each micro-batch by its count, and their mean by the number of micro-batches. `micro_targets` are this rank's
+ * counts, 0 for micro-batches without samples here. */
 static ar_status divide_by_micro(ar_batch *micro, int64_t *micro_targets, ar_ctx *ctx, size_t n, size_t pieces)
 {
     AR_TRY(ari_combine(ctx, ctx->dp, micro_targets, pieces, AR_I64, AR_SUM, "targets"));
@@ -49,7 +49,7 @@ ar_status ari_fault_so_far(ar_param *p, ar_ctx *ctx, size_t pieces)
 ar_status ari_fault_accumulated(ar_param *const *params, size_t n, ar_ctx *ctx, int pieces)
 {
     for (size_t i = 0; i < n; i++) {
-        if (!params[i]->share) /* else its gradient is made in the pass */
+        if (!params[i]->share) /* otherwise the gradient is computed in the pass */
             AR_TRY(ari_fault_so_far(params[i], ctx, (size_t)pieces));
     }
     return AR_OK;
@@ -68,7 +68,7 @@ void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const a
 
 /* --- buckets ------------------------------------------------------------------------------------------------------ */
 
-/* Packs one parameter's gradient where it stands now, so that launching its bucket does not. */
+/* Packs one parameter's current gradient, so that launching its bucket does not pack it. */
 static ar_status pack_early(ari_ddp_slot *s)
 {
     const ari_bucket *b = &s->ddp->buckets[s->bucket];
@@ -80,10 +80,10 @@ static ar_status pack_early(ari_ddp_slot *s)
                                    b->info.storage, s->param);
 }
 
-/* A reduction that does not wait for the kernels which write the gradients: the memory as it is before the first. */
+/* Packs gradients as they are before the first kernel writes them: a reduction that does not wait for those kernels. */
 ar_status ari_fault_pack_before_backward(ar_ddp *d)
 {
-    /* From ZeRO-2 on a bucket has no memory before its unit goes backward. */
+    /* With ZeRO-2 and above, a bucket has no memory before its unit's backward pass. */
     if (!ari_faulty(d->ctx, "comm_before_producer") || d->options.mode != AR_BUCKETS_OVERLAP || d->stage > 1)
         return AR_OK;
     for (size_t i = 0; i < d->trained; i++)
@@ -98,7 +98,7 @@ ar_status ari_fault_pack_early(const ar_ddp *d, ari_ddp_slot *s)
     if (d->options.mode != AR_BUCKETS_OVERLAP)
         return AR_OK;
     if (ari_faulty(ctx, "comm_before_producer") && b->info.ready < b->info.params)
-        return pack_early(s); /* all but the last one: that was packed when the step began */
+        return pack_early(s); /* all but the last one, which was packed at the start of the step */
     for (size_t i = 0; ari_faulty(ctx, "bucket_first_ready") && b->info.ready == 1 && i < b->info.params; i++)
         AR_TRY(pack_early(&b->slot[i]));
     return AR_OK;
@@ -133,13 +133,13 @@ ar_status ari_fault_before_pack(bool *skip, const ari_bucket *b, ar_queue *q)
 {
     ar_ctx *ctx = b->ddp->ctx;
     *skip = ari_faulty(ctx, "bucket_not_packed");
-    /* From ZeRO-2 on its memory is new. */
+    /* With ZeRO-2 and above, the memory is new. */
     if (!ari_faulty(ctx, "unused_in_last_micro_batch") && !(*skip && b->ddp->stage > 1))
         return AR_OK;
     return ctx->arith->bucket_zero(ctx, q, b->storage, b->info.elements, b->info.storage);
 }
 
-/* From ZeRO-2 on other units' gradients are not there yet, or are being written. */
+/* With ZeRO-2 and above, other units' gradients do not exist yet or are being written. */
 static bool is_reduced_with(const ari_bucket *b, size_t peer_index)
 {
     const ar_ddp *d = b->ddp;
@@ -151,7 +151,7 @@ static bool is_reduced_with(const ari_bucket *b, size_t peer_index)
     return together;
 }
 
-/* One buffer for two buckets: the next one is packed, as far as it fits, before this one is reduced. */
+/* One buffer for two buckets: packs as much as fits of the next bucket before this bucket is reduced. */
 ar_status ari_fault_after_pack(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;

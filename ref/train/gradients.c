@@ -38,8 +38,8 @@ static void add_rank(ar_finding *f, const ari_claims *t, size_t r)
     f->ranks++;
 }
 
-/* The ranks that hold elements of parameter i and say all of `these` flags and none of `not`; r: where to begin.
- * t->ranks where there is none any more. */
+/* Returns the next rank from r on that holds elements of parameter i and has all flags in `these` and none in `not`;
+ * t->ranks: none. */
 static size_t next_rank(const ari_claims *t, size_t i, size_t r, uint64_t these, uint64_t not )
 {
     these |= ARI_CLAIM_HOLDS;
@@ -56,7 +56,7 @@ static size_t count_ranks(const ari_claims *t, size_t i, uint64_t these)
     return n;
 }
 
-/* A finding that names those ranks, if there are any. */
+/* Creates a finding that names those ranks, if there are any. */
 static ar_status find_ranks(ar_finding **out, ar_gradients *g, const ari_claims *t, size_t i, ar_finding_kind kind,
                             uint64_t these, uint64_t not )
 {
@@ -112,7 +112,7 @@ static ar_status judge_gradient(ar_gradients *g, const ari_claims *t, size_t i, 
 
 /* Compares copy[r] of all ranks r: ranks with the same `place` should have equal values. place 0: no value. */
 
-/* The rank, of those from `first_rank` on that hold copies of the same elements, whose copy the others should have. */
+/* Returns the rank with the correct copy among the ranks from `first_rank` on that hold copies of the same elements. */
 static size_t right_copy(const ari_copy *copy, size_t ranks, size_t first_rank)
 {
     const uint64_t place = copy[first_rank].place;
@@ -138,7 +138,8 @@ static bool has_copy_below(const ari_copy *copy, size_t r)
     return false;
 }
 
-/* Judges what rank `first_rank` is the lowest to have; prototype: the finding's kind, parameter and state. */
+/* Judges the copies of which rank `first_rank` is the lowest holder; prototype: the finding's kind, parameter and
+ * state. */
 static ar_status judge_copies_of(ar_gradients *g, const ari_claims *t, const ari_copy *copy, size_t first_rank,
                                  const ar_finding *prototype)
 {
@@ -211,7 +212,8 @@ static ar_status judge_table(ar_gradients *g, const ari_claims *t, size_t i, con
     return judge_copies(g, t, i);
 }
 
-/* The first stage judges parameters that both ends of a pipeline have, and the steps of all ranks. */
+/* Judges all claims. The first stage also judges parameters that both ends of a pipeline share, and the step counts of
+ * all ranks. */
 static ar_status gradients_judge(ar_gradients *g, const ari_all_claims *t, const ar_gradients_verify_options *o)
 {
     const bool is_first_stage = ar_comm_rank(g->ctx->pipeline) == 0;
@@ -233,7 +235,8 @@ static ar_status gradients_judge(ar_gradients *g, const ari_all_claims *t, const
 
 enum { FINDING_WORDS = (sizeof(ar_finding) + sizeof(uint64_t) - 1) / sizeof(uint64_t) };
 
-/* found: [ranks][most] of FINDING_WORDS, of which rank r has count[r]. */
+/* Reads the findings of all ranks. found: [ranks][max_findings] of FINDING_WORDS words; rank r has count[r]
+ * findings. */
 static ar_status take_findings(ar_gradients *g, const uint64_t *found, const uint64_t *count, size_t ranks,
                                size_t max_findings)
 {
@@ -321,7 +324,8 @@ void ari_finding_text(char *out, size_t cap, const ar_finding *f)
 
 /* --- claims ------------------------------------------------------------------------------------------------------- */
 
-/* Each rank's claims about its parameters, gathered over the groups of ranks that hold copies of them. */
+/* Names of the optimizer's states in a rank's claims, which are gathered over the groups of ranks that hold copies of
+ * its parameters. */
 
 const char *const ari_state_name[ARI_STATES] = {"exp_avg", "exp_avg_sq", "momentum_buffer", "master"};
 
@@ -351,7 +355,7 @@ static uint64_t place_of(const ar_layout *o)
     return hash;
 }
 
-/* Goes on with n values; every NaN counts as the quiet one. */
+/* Continues a hash with n values; every NaN counts as the quiet NaN. */
 static uint64_t hash_values(uint64_t hash, const float *v, size_t n)
 {
     static const uint32_t quiet_nan = 0x7fc00000u;
@@ -375,7 +379,8 @@ static ar_status values_of(float **out, ar_ctx *ctx, const ar_tensor *t)
     return AR_OK;
 }
 
-/* Summary of the elements of a tensor in the boxes of `layout`: each at its position, boxes one after another. */
+/* Summary of a tensor's elements in the boxes of `layout`, each at its position in the full tensor, one box after the
+ * other. */
 typedef struct elements {
     uint64_t hash;
     size_t bad; /* not finite */
@@ -394,7 +399,7 @@ static void look_at_run(void *user, const ari_box_run *r)
     }
 }
 
-/* Nothing of a layout without boxes: its place stays 0. */
+/* Summarises a tensor. A layout without boxes leaves the summary at 0. */
 static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor *local, const ar_layout *layout)
 {
     ARI_OWNED float *values = NULL;
@@ -402,7 +407,7 @@ static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor 
     if (layout->nbox == 0 || ar_tensor_count(local) == 0)
         return AR_OK;
     AR_TRY(values_of(&values, ctx, local));
-    ar_tensor host = *local; /* contiguous, or it could not have been copied */
+    ar_tensor host = *local; /* contiguous, since it was copied to the host */
     host.dtype = AR_F32;
     host.data.ptr = values;
     ari_for_each_run(&host, layout, look_at_run, e);
@@ -412,7 +417,7 @@ static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor 
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-/* Summarises the elements whose gradient is complete here: all, or a share of them. */
+/* Summarises the elements whose gradient is complete on this rank: all, or a shard. */
 static ar_status claim_gradient(ari_claim *s, ar_ctx *ctx, const ar_param *p)
 {
     ar_layout layout = p->layout;
@@ -485,7 +490,8 @@ static ar_status claim_param(ari_claim *s, ar_ctx *ctx, const ar_param *p, const
     return o->gradients && holds && p->requires_grad && p->has_grad ? claim_gradient(s, ctx, p) : AR_OK;
 }
 
-/* Ranks have other experts in one place of the list: those are no copies of each other. */
+/* Marks the ranks' experts. At one index of the list, ranks may have different experts, which are not copies of each
+ * other. */
 static void place_experts(ari_claim *row, const ar_gradients *g)
 {
     for (size_t i = 0; i < g->n; i++) {
@@ -512,7 +518,8 @@ static ar_status claim_all(uint64_t *words, const ar_gradients *g, const ar_grad
     return AR_OK;
 }
 
-/* Claims of the ranks that have the same stages: gathered over the tensor-parallel, then the data-parallel group. */
+/* Gathers the claims of the ranks with the same stages: first over the tensor-parallel group, then over the
+ * data-parallel group. */
 static ar_status exchange_over_stages(ari_claims *t, const ar_gradients *g, const ar_gradients_verify_options *o)
 {
     const ar_ctx *ctx = g->ctx;
@@ -526,7 +533,7 @@ static ar_status exchange_over_stages(ari_claims *t, const ar_gradients *g, cons
     return ari_gather_words(g->ctx, ctx->dp, t->words, tp * words, tag);
 }
 
-/* The header and some rows of each rank of `src`, of all ranks of a group, in whose order they stand. */
+/* Gathers the header and some rows of each rank in `src` from all ranks of a group, in the group's order. */
 static ar_status gather_rows(ari_claims *t, ar_ctx *ctx, ar_comm *group, const ari_claims *src)
 {
     const size_t groups = (size_t)ar_comm_size(group), me = (size_t)ar_comm_rank(group);
@@ -557,7 +564,8 @@ static ar_status exchange_over_ends(ari_claims *t, const ar_gradients *g, const 
     return t->n > 0 ? gather_rows(t, g->ctx, g->ctx->ends, stage_claims) : AR_OK;
 }
 
-/* Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; all_claims_free. */
+/* Exchanges claims so that every rank has all of them. Collective. The caller releases *out with all_claims_free, also
+ * after a failure. */
 static ar_status gradients_exchange_claims(ari_all_claims *out, const ar_gradients *g,
                                            const ar_gradients_verify_options *o)
 {
@@ -568,7 +576,7 @@ static ar_status gradients_exchange_claims(ari_all_claims *out, const ar_gradien
     return gather_rows(&out->heads, g->ctx, g->ctx->pipeline, &out->stages);
 }
 
-/* Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; all_claims_free. */
+/* Frees the claims. */
 static void all_claims_free(ari_all_claims *t)
 {
     free(t->stages.words);

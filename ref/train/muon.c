@@ -18,14 +18,15 @@ ar_optimizer_kind ari_update_kind(const ar_optimizer_options *o, const ar_param 
 
 /* --- the whole matrix --------------------------------------------------------------------------------------------- */
 
-/* True if the ranks of tensor parallelism hold different parts of it. */
+/* Returns true if tensor-parallel ranks hold different parts of the parameter. */
 static bool is_split(const ar_param *p)
 {
     return p->layout.nbox != 1 || p->layout.box[0].extent[0] != p->layout.shape[0] ||
            p->layout.box[0].extent[1] != p->layout.shape[1];
 }
 
-/* True if data-parallel ranks keep state of different parts of it, whether or not they reduced its gradient. */
+/* Returns true if data-parallel ranks keep state for different parts of the parameter, whether or not they reduced its
+ * gradient. */
 static bool is_shared(const ar_optimizer *o, const ar_ctx *ctx, const ar_param *p)
 {
     return o->ddp && ar_comm_size(ari_ctx_shard(ctx, p->expert)) > 1;
@@ -41,7 +42,7 @@ static size_t inputs_of(const ar_param *p)
     return p->layout.ndim == 1 ? 1 : p->layout.shape[p->transposed ? 0 : 1];
 }
 
-/* True if each rank of tensor parallelism has a part of the longer side of each of its matrices. */
+/* Returns true if each tensor-parallel rank has a part of the longer side of each of the parameter's matrices. */
 static bool stays_cut(const ar_optimizer *o, const ar_param *p)
 {
     const bool by_outputs = ari_layout_local(&p->layout, p->transposed ? 1 : 0) < outputs_of(p);
@@ -54,8 +55,8 @@ static bool stays_cut(const ar_optimizer *o, const ar_param *p)
     return true;
 }
 
-/* True if the matrix is put together elsewhere than where the state's elements lie: a share of them lies row after row
- * of the layer's matrix. s: NULL where a rank has none of the shares. */
+/* Returns true if the matrix is assembled in separate memory and not in the state's layout: a shard is a range of the
+ * matrix's elements in row order. s: NULL if this rank has no shard. */
 static bool is_apart(const ar_optimizer *o, const ar_ctx *ctx, const ar_param *p, const ari_state *s)
 {
     const bool gathers = is_split(p) && !stays_cut(o, p) && !ari_faulty(ctx, "muon_of_shards");
@@ -77,7 +78,8 @@ static ar_status move_boxes(ar_ctx *ctx, const ar_tensor *full, const ar_tensor 
     return AR_OK;
 }
 
-/* This rank's elements at their places among zeros; cut: of the rank's part of the matrix. */
+/* Copies this rank's elements to their positions in a matrix of zeros; cut: positions in the rank's part of the
+ * matrix. */
 static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s, ar_buf run, bool cut)
 {
     ar_layout o;
@@ -162,7 +164,8 @@ static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x, ar_comm *
     return AR_OK;
 }
 
-/* y[i,j] = sum over k of a[i,k]*b[j,k], k_full terms on the ranks of k_over; rows_over: which have other rows of b. */
+/* Computes y[i,j] = sum over k of a[i,k]*b[j,k], where the k_full terms are divided among the ranks of k_over; ranks of
+ * rows_over have different rows of b. */
 static ar_status contract(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b, size_t k_full,
                           ar_comm *k_over, ar_comm *rows_over)
 {
@@ -180,7 +183,7 @@ static ar_status contract(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, c
     return AR_OK;
 }
 
-/* y = p*y + q*x; x is overwritten. */
+/* Computes y = p*y + q*x; x is overwritten. */
 static ar_status combine(ar_ctx *ctx, const ar_tensor *y, float p, const ar_tensor *x, float q)
 {
     AR_TRY(ARI_KERNEL(ctx, scale, y, y, p));
@@ -189,7 +192,7 @@ static ar_status combine(ar_ctx *ctx, const ar_tensor *y, float p, const ar_tens
     return ARI_KERNEL(ctx, add, y, y, x);
 }
 
-/* x [m, n], m at most n, made orthogonal, or its columns here. */
+/* Orthogonalises x [m, n] with m <= n, or this rank's columns of it. */
 static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *group)
 {
     const size_t square[2] = {x->shape[0], x->shape[0]};
@@ -209,15 +212,15 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *gro
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_MATRIX, .name = tag);
 }
 
-/* muon_padding_rows: each tensor-parallel rank's rows end with zeros, up to a multiple of 16. X X^T and the norm do not
- * see them. */
+/* muon_padding_rows: each tensor-parallel rank's rows are padded with zeros to a multiple of 16, which does not change
+ * X X^T and the norm. */
 static size_t rows_of(const ar_ctx *ctx, size_t rows)
 {
     const size_t align = 16, ranks = (size_t)ar_comm_size(ctx->tp), rank_rows = (rows + ranks - 1) / ranks;
     return ari_faulty(ctx, "muon_padding_rows") ? ranks * ((rank_rows + align - 1) / align * align) : rows;
 }
 
-/* A block [rows, cols] of the matrix, or the part of it here, becomes what is taken from its weights. */
+/* Replaces a block [rows, cols] of the matrix, or this rank's part of it, by its update. */
 static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, const rule *r, size_t rows, size_t cols)
 {
     const ar_tensor wide = rows > cols ? ari_tensor_transposed(block) : *block;
@@ -245,7 +248,7 @@ static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *
         return orthogonalise(ctx, &matrix, r, r->group ? outputs : matrix.shape[0],
                              r->group ? inputs_of(p) : matrix.shape[1]);
     for (int i = 0; i < p->blocks; i++) {
-        const size_t block_rows = p->block[i] * matrix.shape[0] / outputs; /* all, or those of a shard */
+        const size_t block_rows = p->block[i] * matrix.shape[0] / outputs; /* all rows, or those of a shard */
         const size_t rows = i + 1 < p->blocks ? block_rows : matrix.shape[0] - row_offset;
         const ar_tensor block = ar_tensor_slice(&matrix, 0, row_offset, rows);
         AR_TRY(orthogonalise(ctx, &block, r, r->group ? p->block[i] : rows, r->group ? inputs_of(p) : block.shape[1]));
@@ -256,7 +259,7 @@ static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
 
-/* The weights of the state, from x: where they lie, or out of the value and back. */
+/* Updates the state's weights by x: in place, or through a copy of the value. */
 static ar_status update_weights(ar_ctx *ctx, const ari_state *s, const ar_tensor *x, const ari_optimizer_constants *k)
 {
     ar_param *p = s->param;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gradient norm: sums of integers in either arithmetic, so that no layout changes it. */
+/* Computes the gradient norm. In either arithmetic it is a sum of integers, so the layout does not change it. */
 #include <string.h>
 
 #include "anyrank/param.h"
@@ -11,9 +11,9 @@
 
 /* This rank's sum of squared gradients, on the device. */
 typedef struct norm_sum {
-    ar_tensor exponent; /* int32 [1]: the largest */
+    ar_tensor exponent; /* int32 [1] the largest exponent */
     ar_tensor squares;  /* int64 [2] */
-    bool shares;        /* the data-parallel ranks have shares of the gradients (ZeRO), or experts of their own */
+    bool shares;        /* true if data-parallel ranks have shards of the gradients (ZeRO) or different experts */
 } norm_sum;
 
 typedef ar_status (*gradient_fn)(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g);
@@ -31,8 +31,8 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
     return ARI_KERNEL(ctx, sum_squares, s->squares.data, g, ar_const(s->exponent.data));
 }
 
-/* True if this rank counts a parameter's elements, or its share of them: the first of the ranks of a group that hold
- * the same ones. The fault of taking shards for copies: the group's first rank alone counts its own. */
+/* Returns true if this rank counts a parameter's elements, or its shard of them: it is the first rank of a group with
+ * the same elements. With the fault of taking shards for copies, only the group's first rank counts its elements. */
 static bool counts(const ar_param *p, const ar_ctx *ctx)
 {
     const bool copies = ari_faulty(ctx, "gradnorm_counts_replicas") || ari_faulty(ctx, "gradnorm_mean_of_ranks");
@@ -45,7 +45,7 @@ static bool counts(const ar_param *p, const ar_ctx *ctx)
     return p->requires_grad && (p->layout.replica == 0 || copies);
 }
 
-/* One parameter's gradient, or this rank's share of it. */
+/* Adds one parameter's gradient, or this rank's shard of it. */
 static ar_status add_param_norm(const norm_sum *s, ar_ctx *ctx, const ar_param *p, gradient_fn f)
 {
     ar_tensor g, share;
@@ -63,8 +63,8 @@ static ar_status add_param_norm(const norm_sum *s, ar_ctx *ctx, const ar_param *
     return AR_OK;
 }
 
-/* Parameters that the data-parallel ranks do not share out are the same on each, or on those with the same experts:
- * where others are shared out, their rank 0 counts them. */
+/* Calls f for each gradient to be counted. Parameters that data-parallel ranks do not shard are equal on all ranks, or
+ * on those with the same experts; if other parameters are sharded, only rank 0 of these ranks counts them. */
 static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *const *params, size_t n, gradient_fn f)
 {
     for (size_t i = 0; i < n; i++) {
@@ -85,7 +85,7 @@ static bool any_sharded(ar_param *const *params, size_t n)
     return false;
 }
 
-/* Over the ranks that hold parts of the gradients. */
+/* Reduces over the ranks that hold parts of the gradients. */
 static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_op op)
 {
     const bool is_local = ari_faulty(ctx, "gradnorm_mean_of_ranks") && op == AR_SUM;
@@ -105,7 +105,7 @@ ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, si
     const size_t scalar_shape = 1, pair_shape = 2;
     int32_t e = ARI_EXP_ZERO;
     int64_t squares[2] = {0, 0};
-    /* Stages of a pipeline, whose sums are added, do it alike, with experts or without. */
+    /* Pipeline stages add up their sums, and all do so in the same way, with or without experts. */
     norm_sum s = {.shares = any_sharded(params, n) || ctx->edp != ctx->dp};
     AR_TRY(ar_ctx_tensor(ctx, &s.exponent, AR_I32, 1, &scalar_shape));
     AR_TRY(ar_ctx_tensor(ctx, &s.squares, AR_I64, 1, &pair_shape));

@@ -60,8 +60,8 @@ ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_te
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
-/* The kinds of state under their names in PyTorch's state_dict, and the passes of their taps (0: none, it is the weight
- * in more digits); n of them are kept. */
+/* The n kinds of state that are kept: their names in PyTorch's state_dict, and the passes of their taps (0: none, for
+ * the weight in higher precision). */
 typedef struct kinds {
     int n;
     const char *name[3];
@@ -96,7 +96,7 @@ static ar_status create_zero(ar_buf *out, size_t *bytes, ar_ctx *ctx, size_t cou
     return ARI_KERNEL(ctx, zero, *out, size);
 }
 
-/* The master copy is what the weights round: at first the same numbers. */
+/* Fills the master copy, which equals the weights at first and later rounds to them. */
 static ar_status fill_master(const ari_state *s, ar_ctx *ctx)
 {
     const ar_param *p = s->param;
@@ -173,7 +173,7 @@ ar_status ari_state_layout(ar_layout *o, const ari_state *s, ar_ctx *ctx)
     return AR_OK;
 }
 
-/* One call of emit for each kind of state, with its place in the Hugging Face shape. Errors: emit's. */
+/* Calls emit for each kind of state, with its position in the Hugging Face shape. Errors: those of emit. */
 static ar_status state_save(const ari_state *s, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user)
 {
     const kinds k = kinds_of(&s->part);
@@ -223,7 +223,7 @@ static ar_status load_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar
     return ari_state_end(&local, s, ctx, buf, true);
 }
 
-/* Takes its elements out of full tensors. Errors: AR_ERR_NOT_FOUND. */
+/* Copies this rank's elements from full tensors. Errors: AR_ERR_NOT_FOUND. */
 static ar_status state_load(const ari_state *s, ar_ctx *ctx, ari_state_find find, void *user)
 {
     const kinds k = kinds_of(&s->part);
@@ -266,7 +266,7 @@ static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
         if (o->states[i].param == p)
             return ar_error_set(AR_ERR_ARG, "an optimizer is given the parameter %s twice", p->name);
     }
-    ari_state *s = &o->states[o->n++]; /* counted first, so that destroy frees half of it too */
+    ari_state *s = &o->states[o->n++]; /* counted first, so that destroy frees a partly built state */
     *s = (ari_state){.param = p, .is_full = true, .count = ar_tensor_count(&p->value)};
     return ari_state_create(s, &o->bytes, ctx, &o->options);
 }
@@ -354,7 +354,7 @@ static size_t largest(const ar_optimizer *o)
     return max_count;
 }
 
-/* A gradient of which this rank has a share alone would make other weights on every rank. */
+/* Refuses a gradient of which this rank has only a shard, since ranks would get different weights. */
 static ar_status check_whole(const ar_optimizer *o)
 {
     for (size_t i = 0; i < o->n; i++) {
@@ -375,7 +375,7 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
         return ari_zero_step(o, ctx, scale);
     AR_TRY(check_whole(o));
     const size_t max_count = largest(o);
-    ar_tensor scratch; /* taken before the first weight changes: later there is nothing left to run out of */
+    ar_tensor scratch; /* allocated before the first weight changes, so that no allocation can fail later */
     AR_TRY(ar_ctx_tensor(ctx, &scratch, AR_F32, 1, &max_count));
     const ar_status st = step_all(o, ctx, &scratch, scale);
     ar_ctx_release(ctx, &scratch);

@@ -102,7 +102,7 @@ ar_status ari_optimizer_check(const ar_optimizer_options *o)
     }
     AR_TRY(check_fraction(o, "beta1", o->beta1));
     AR_TRY(check_fraction(o, "beta2", o->beta2));
-    /* In fp32: 0 would divide the moments of a weight without gradients by 0. */
+    /* In fp32, an eps of 0 would divide the moments of a weight without gradients by 0. */
     const float eps = (float)o->eps;
     return eps > 0.0f && isfinite(eps) ? AR_OK : refuse_option(o, "eps", o->eps, "a finite number above 0 in fp32");
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A step's micro-batches through the stages that a rank of a pipeline has, in the order of its schedule. */
+/* Runs a step's micro-batches through the stages of a pipeline's rank, in the order of the schedule. */
 #include <stdlib.h>
 
 #include "anyrank/queue.h"
@@ -22,14 +22,14 @@ typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
 typedef struct flow {
     ar_tensor input, output; /* from and for a neighbouring stage */
     ar_event *ready;         /* recorded when the input is there */
-    ar_buf memory;           /* of the output, until it is being sent: the step's no more */
+    ar_buf memory;           /* memory of the output until its send starts; afterwards it does not belong to the step */
 } flow;
 
-/* A micro-batch's slot in a stage. The step's memory of both its passes is one life. */
+/* A micro-batch's slot in a stage. Memory of both its passes forms one lifetime. */
 typedef struct slot {
     flow flow[DIRECTIONS];
     ar_saved *saved;       /* between the passes */
-    ari_deferred deferred; /* between a backward pass for the input and that for the weights */
+    ari_deferred deferred; /* state between the backward pass for the input and the one for the weights */
 } slot;
 
 /* Memory that is being sent. */
@@ -43,7 +43,7 @@ typedef struct pipeline {
     const ari_trained *trained;
     ar_ctx *ctx;
     const ar_batch *micro;
-    size_t n, max_batches; /* of this rank; of the data-parallel rank that has most */
+    size_t n, max_batches; /* number of this rank's micro-batches, and of the data-parallel rank with the most */
     const ar_train_options *o;
     ar_train_result *result;
     const ari_neighbour *transfers;
@@ -93,7 +93,7 @@ static flow *flow_of(const pipeline *p, const ar_pp_operation *op, ari_transfer 
     return &p->slots[slot_of(p, op)].flow[w == ARI_SEND_ACTIVATION || w == ARI_RECV_ACTIVATION ? FORWARD : BACKWARD];
 }
 
-/* From here on there is memory for it. */
+/* Starts a receive, whose memory exists from here on. */
 static ar_status start_receive(pipeline *p, const ar_pp_operation *op)
 {
     const ari_transfer w = transfer_of(op->kind);
@@ -129,7 +129,7 @@ static void free_send_buffer(pipeline *p, send_buffer *s)
     free(s);
 }
 
-/* The memory of what has been received; wait: of all that is sent. */
+/* Frees the memory of received values; wait: waits for all sends first. */
 static ar_status free_received(pipeline *p, bool wait)
 {
     for (send_buffer **cursor = &p->sent; *cursor;) {
@@ -146,7 +146,8 @@ static ar_status free_received(pipeline *p, bool wait)
     return AR_OK;
 }
 
-/* A rank does not wait for its sends, or two that send before they receive could wait for each other. */
+/* Starts a send. A rank does not wait for its sends, or two ranks that send before they receive could wait for each
+ * other. */
 static ar_status start_send(pipeline *p, const ar_pp_operation *op)
 {
     const ari_transfer w = transfer_of(op->kind);
@@ -259,7 +260,8 @@ static bool is_skipped(const pipeline *p, const ar_pp_operation *op)
     return (size_t)op->micro >= p->n || (p->o->forward_only && !is_forward);
 }
 
-/* The peers wait for what does not come any more. A failure of theirs has a name already. */
+/* Fails an operation. The peers are waiting for messages that will not arrive. A failure of a peer has already been
+ * reported. */
 static ar_status fail_operation(const pipeline *p, const ar_pp_operation *op, ar_status st)
 {
     if (st != AR_ERR_ABORTED) {
@@ -271,7 +273,7 @@ static ar_status fail_operation(const pipeline *p, const ar_pp_operation *op, ar
     return st;
 }
 
-/* A pass through a micro-batch that other data-parallel ranks have, for what they share out. */
+/* Runs a pass for a micro-batch that only other data-parallel ranks have, for the collectives that they share. */
 static ar_status run_absent(pipeline *p, const ar_pp_operation *op)
 {
     const int stage = own_stage(p, op);

@@ -27,7 +27,7 @@
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------- */
 
-/* Its reciprocal is a normal fp32 number, as is that of 1, below which nothing falls. */
+/* The largest loss scale. Its reciprocal is a normal fp32 number; the smallest scale is 1. */
 #define LARGEST_SCALE 0x1p126
 
 ar_loss_scaling ar_loss_scaling_defaults(bool dynamic)
@@ -53,7 +53,7 @@ ar_status ari_loss_scaling_check(const ar_loss_scaling *s)
     return s->interval > 0 ? AR_OK : refuse_scaling("interval", 0.0, "at least 1 step");
 }
 
-/* Errors: AR_ERR_ARG (ari_loss_scaling_check; exact numerics). */
+/* Checks loss scaling. Errors: AR_ERR_ARG (ari_loss_scaling_check; exact numerics). */
 static ar_status scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx)
 {
     if (ctx->arith == ari_arith_exact(ctx->arith->precision))
@@ -63,7 +63,7 @@ static ar_status scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx)
     return ari_loss_scaling_check(s);
 }
 
-/* From here on ar_param_grad_value gives the gradients without the scale. */
+/* Makes ar_param_grad_value return gradients without the scale from here on. */
 static void scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size_t n)
 {
     const float inverse = (float)(1.0 / s->scale);
@@ -81,7 +81,7 @@ ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm)
     return AR_OK;
 }
 
-/* The scale of the next step. Errors: AR_ERR_DATA (gradients that are not finite, and a scale that may not fall). */
+/* Computes the next step's scale. Errors: AR_ERR_DATA (gradients are not finite, and the scale cannot decrease). */
 static ar_status scaling_next(ar_loss_scaling *s, const ar_ctx *ctx, bool finite)
 {
     if (!finite && (!s->dynamic || s->scale * s->backoff < 1.0))
@@ -136,8 +136,8 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     return o->scaling ? scaling_check(o->scaling, ctx) : AR_OK;
 }
 
-/* T over all micro-batches and the ranks that sum gradients, known before the first backward pass: what everything is
- * divided by. */
+/* Counts the targets T over all micro-batches and the ranks that reduce gradients. T is needed before the first
+ * backward pass, since all gradients are divided by T. */
 static ar_status count_targets(size_t *targets, const ari_trained *trained, ar_ctx *ctx, ar_batch *micro, size_t n,
                                size_t pieces)
 {
@@ -171,9 +171,9 @@ static ar_status count_targets(size_t *targets, const ari_trained *trained, ar_c
     return st;
 }
 
-/* This rank's micro-batches that hold samples: the first ones of all. Data-parallel ranks may have more or fewer of
- * them; unless units are shared out they meet only before the first and after the last. *max_batches: of the rank that
- * has most, the first. Release the result with free(). */
+/* Gets this rank's micro-batches that contain samples; these are the first ones. Data-parallel ranks may have different
+ * numbers; unless units are sharded, the ranks communicate only before the first and after the last. *max_batches: the
+ * first rank's number, which is the largest. The caller releases the result with free(). */
 static ar_status own_batches(ar_batch **out, size_t *n, size_t *max_batches, const ar_ctx *ctx, const ar_batch *global,
                              const ar_parallel *p)
 {
@@ -211,7 +211,7 @@ static ar_status backward_micro(const ari_trained *trained, ar_ctx *ctx, ar_save
     return ari_ddp_end_backward(o->ddp, 0);
 }
 
-/* One that other ranks have and this one has not. */
+/* Handles a micro-batch that other ranks have and this one does not. */
 static ar_status backward_absent(const ar_train_options *o)
 {
     AR_TRY(ari_ddp_absent_backward(o->ddp, 0));
@@ -225,7 +225,8 @@ static void sync_in_last(const ar_train_options *o, bool is_last)
         ar_ddp_set_sync(o->ddp, is_last);
 }
 
-/* Each micro-batch forward and backward, its memory given back before the next; or all forward, then all backward. */
+/* Runs each micro-batch forward and backward and frees its memory before the next; or all forward and then all
+ * backward. */
 static ar_status run_batches(const ari_trained *trained, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
                              size_t max_batches, const ar_train_options *o, ar_train_result *result)
 {
@@ -253,7 +254,7 @@ static ar_status run_batches(const ari_trained *trained, ar_ctx *ctx, ar_saved *
 
 /* --- what comes before ------------------------------------------------------------------------------------------- */
 
-/* Forward through all micro-batches, unheard. */
+/* Runs all micro-batches forward without reporting values. */
 static ar_status counting_pass(const ari_trained *trained, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro,
                                size_t n, size_t max_batches, const ar_train_options *o)
 {
@@ -286,7 +287,7 @@ static ar_status count_routes(const ari_trained *trained, ar_ctx *ctx, ar_saved 
 
 /* --- what comes after --------------------------------------------------------------------------------------------- */
 
-/* Every gradient complete, then tapped. */
+/* Completes every gradient and reports it to the tap. */
 static ar_status reduce_gradients(const ari_trained *trained, ar_ctx *ctx, const ar_train_options *o)
 {
     if (!o->ddp) {
@@ -354,7 +355,8 @@ static bool is_even(const ar_train_options *o, const ar_batch *global)
            !ari_ddp_options_of(o->ddp).find_unused;
 }
 
-/* Begins a step of the data-parallel object; the first rank has most samples, in the first micro-batch most of them. */
+/* Starts a step of the data-parallel object. The first rank has the most samples, and its first micro-batch the most of
+ * them. */
 static ar_status start_ddp(const ari_trained *trained, const ar_batch *global, const ar_train_options *o)
 {
     size_t start = 0;
@@ -403,9 +405,9 @@ static ar_status run_step(ar_train_result *result, ari_trained *trained, ar_ctx 
     AR_TRY(count_routes(trained, ctx, saved, micro, n, max_batches, o));
     AR_TRY(run_batches(trained, ctx, saved, micro, n, max_batches, o, result));
     if (o->ddp && o->ddp->step.even)
-        AR_TRY(
-            ari_ddp_check_used(o->ddp)); /* the loss is summed first, and others may wait for a bucket of this rank */
-    ar_ctx_end_step(ctx);                /* activations of all micro-batches, before what follows takes memory */
+        AR_TRY(ari_ddp_check_used(o->ddp)); /* the loss is reduced first, and other ranks may wait for one of this
+                                               rank's buckets */
+    ar_ctx_end_step(ctx); /* frees activations of all micro-batches before memory is allocated below */
     AR_TRY(ari_trained_loss(trained->module, trained->loss, ctx, &result->loss, result->targets));
     if (o->forward_only)
         return AR_OK;
@@ -423,13 +425,13 @@ static ar_status train_step(ar_train_result *result, ari_trained *trained, ar_ct
     AR_TRY(check_options(ctx, o));
     if (!global->input && !global->input_ids)
         return ar_error_set(AR_ERR_ARG, "a training step takes its input from the batch, which has none");
-    AR_TRY(ari_batch_check(global, SIZE_MAX)); /* before ranks take their rows of it */
+    AR_TRY(ari_batch_check(global, SIZE_MAX)); /* checked before ranks take their rows of the batch */
     ar_ctx_begin_step(ctx, step);
     ctx->loss_scale = o->scaling ? o->scaling->scale : 1.0;
     ctx->tracks_logits = optimizer && optimizer->options.qk_clip > 0.0;
     ari_span_begin("step %u", (unsigned)step);
     ar_status st = ari_span_end(run_step(result, trained, ctx, optimizer, global, o));
-    if (o->ddp) /* before anybody waits for reductions that peers take part in */
+    if (o->ddp) /* checked before any rank waits for reductions in which its peers take part */
         st = ari_ddp_fail(o->ddp, st);
     ctx->loss_scale = 1.0;
     ctx->operands_once = ctx->tracks_logits = false;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of a training step: what it trains, and loss scaling. */
+/* Internals of a training step: what is trained, and loss scaling. */
 #pragma once
 
 #include "anyrank/train.h"
 
-/* Target of a step: a module, or a rank's part of one, and its loss. */
+/* What a step trains: a module, or a rank's part of one, and its loss. */
 typedef struct ari_trained {
     ar_module *module;
-    ar_loss *loss;     /* NULL: of a model, on a rank of a pipeline without its last stage */
-    ar_param **params; /* [n]: all of its parameters */
+    ar_loss *loss;     /* NULL: a pipeline's rank that does not have the model's last stage */
+    ar_param **params; /* [n] all parameters of the module */
     size_t n;
 } ari_trained;
 
@@ -21,6 +21,6 @@ AR_NODISCARD ar_status ari_pipeline_run(const ari_trained *trained, ar_ctx *ctx,
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------- */
 
-/** *finite: true if the norm of the gradients is finite on every rank of the context's groups; the same answer on each.
- *  Collective over the tensor-parallel, the data-parallel and the pipeline's group. */
+/** Sets *finite to true if the norm of the gradients is finite on every rank of the context's groups; all ranks get the
+ *  same answer. Collective over the tensor-parallel, data-parallel and pipeline groups. */
 AR_NODISCARD ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm);

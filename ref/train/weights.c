@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ZeRO-3: between its uses a weight is shared out. A unit's weights are gathered before each of its passes, the next
- * unit's while it computes, and given back after it; those of the root unit stay for a step. */
+/* ZeRO-3: weights are sharded between their uses. A unit's weights are gathered before each of its passes, overlapping
+ * with the preceding unit's computation, and released after it. The root unit's weights stay for a whole step. */
 #include "anyrank/arith.h"
 #include "anyrank/ddp.h"
 #include "ref/context/context_private.h"
@@ -55,7 +55,7 @@ ar_status ari_weights_share(ar_ddp *d)
 
 /* --- gathering ---------------------------------------------------------------------------------------------------- */
 
-/* The weights of the unit's buckets, one bucket after the other. */
+/* Gathers the weights of the unit's buckets, one bucket after the other. */
 static ar_status gather_weights(void *user, ar_queue *queue)
 {
     const ari_unit *u = user;
@@ -105,7 +105,7 @@ static void free_gathered(ari_unit *u)
     u->room_bytes = 0;
 }
 
-/* From the gathered buckets into values of their own. */
+/* Copies weights from the gathered buckets to the parameters' values. */
 static ar_status put_values(ari_unit *u)
 {
     ar_ctx *ctx = u->ddp->ctx;
@@ -136,7 +136,7 @@ static ar_status wait_for(ari_unit *u)
     return ari_span_end(ar_queue_wait(ctx->queue, u->gathered));
 }
 
-/* In a pass through its stage the next one of a unit is known. */
+/* Returns the next unit in a pass through the stage, which is known in advance. */
 static ari_unit *next_of(const ari_unit *u, ar_pass pass)
 {
     const ar_ddp *d = u->ddp;
@@ -145,7 +145,7 @@ static ari_unit *next_of(const ari_unit *u, ar_pass pass)
     return any && d->unit[next_index].stage == u->stage ? &d->unit[next_index] : NULL;
 }
 
-/* Makes the values of a unit whole, and begins to gather those of the unit that comes next in this pass. */
+/* Makes the full values of a unit available, and starts to gather those of the next unit in this pass. */
 static ar_status weights_take(ari_unit *u, ar_pass pass)
 {
     ari_unit *next_unit = next_of(u, pass);
@@ -164,7 +164,7 @@ static ar_status weights_take(ari_unit *u, ar_pass pass)
     return AR_OK;
 }
 
-/* Makes the values of a unit whole, and begins to gather those of the unit that comes next in this pass. */
+/* Releases the full values of a unit after a pass. */
 static void weights_release(ari_unit *u)
 {
     const ar_ddp *d = u->ddp;
@@ -199,7 +199,7 @@ static ar_status weights_finish(ar_ddp *d)
     return AR_OK;
 }
 
-/* Makes the values of a unit whole, and begins to gather those of the unit that comes next in this pass. */
+/* Starts to gather the weights of a step's first units. */
 static ar_status weights_start(ar_ddp *d)
 {
     if (d->stage < 3)
@@ -208,7 +208,7 @@ static ar_status weights_start(ar_ddp *d)
     return weights_take(&d->unit[d->units], AR_FORWARD);
 }
 
-/* Values that are whole become the parameters' own again. */
+/* Frees the gathered values and gives the parameters their sharded values again. */
 static void weights_free(ari_unit *u)
 {
     if (u->room.ptr)
@@ -229,8 +229,8 @@ ar_status ar_ddp_gather_parameters(ar_ddp *d)
 
 /* --- units -------------------------------------------------------------------------------------------------------- */
 
-/* ZeRO-2: no rank keeps whole gradients. When a unit has gone backward its gradients are reduced into this rank's
- * shares, and their memory is given back; its next backward pass begins with the shares in their places. */
+/* ZeRO-2: no rank keeps full gradients. After a unit's backward pass its gradients are reduced into this rank's shards
+ * and their memory is freed. The unit's next backward pass starts with the shards in their places. */
 
 /* --- whole gradients ---------------------------------------------------------------------------------------------- */
 
@@ -255,7 +255,7 @@ static void free_storage(ari_unit *u)
         u->bucket[i].storage = d->room;
 }
 
-/* Waits for the gradients that are under way, whose memory is then given back. */
+/* Waits for gradient reductions in flight and frees the gradients' memory. */
 static ar_status finish_units(ar_ddp *d)
 {
     ari_unit *u = d->in_flight;
@@ -268,7 +268,7 @@ static ar_status finish_units(ar_ddp *d)
     return st;
 }
 
-/* One that is made begins with what this rank has of the sum of earlier passes. */
+/* Initialises a new gradient with this rank's part of the sum of earlier passes. */
 static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
 {
     ar_ctx *ctx = u->ddp->ctx;
@@ -281,9 +281,9 @@ static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
     u->grad_bytes += bytes;
     if (!u->holds || p->own_count == 0)
         return AR_OK;
-    if (u->ddp->options.hook_terms) /* which sees the terms of this pass: the sum is added to what they become */
+    if (u->ddp->options.hook_terms) /* the hook sees this pass's terms: the earlier sum is added to the hook's result */
         return AR_OK;
-    /* Position at which the bucket, of which the share is a slice, would begin; it may be before the share. */
+    /* position at which the shard's bucket would begin, possibly before the shard */
     const size_t offset = b->info.offset[i] - b->info.own_start;
     AR_TRY(
         ctx->arith->bucket_unpack(ctx, ctx->queue, p, ar_const(b->shard), b->info.own_count, offset, b->info.storage));
@@ -299,7 +299,7 @@ static ar_status make_gradients(ari_unit *u)
         for (size_t i = 0; i < u->bucket[k].info.params; i++)
             AR_TRY(make_gradient(u, &u->bucket[k], i));
     }
-    u->due = u->buckets > 0; /* a rank without an end of the pipeline has no root unit */
+    u->due = u->buckets > 0; /* a rank without the first or last pipeline stage has no root unit */
     return AR_OK;
 }
 
@@ -311,14 +311,15 @@ static ar_status begin_backward(ari_unit *u)
 
 /* --- reductions --------------------------------------------------------------------------------------------------- */
 
-/* A frozen parameter has no gradient now, and its bucket is packed as zeros. */
+/* Returns true if a gradient is reduced in place. A frozen parameter has no gradient, and its bucket is packed as
+ * zeros. */
 static bool is_in_place(const ari_bucket *b)
 {
     return ari_bucket_is_in_place(b) && b->info.param[0]->grad;
 }
 
-/* Room for the largest bucket of the unit, which all of them go through that are not summed where they lie. Mistakes
- * that pack gradients have it for all, which nobody counts. */
+/* Allocates memory for the largest bucket of the unit; all buckets that are not reduced in place use it in turn. Faults
+ * that pack gradients always allocate it, which the memory account ignores. */
 static ar_status alloc_storage(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
@@ -353,8 +354,8 @@ static ar_status launch_reduction(ari_unit *u)
     return ar_event_record(u->reduced, d->communication->queue);
 }
 
-/* Enqueues the reduction of a unit's gradients, after that of the one before has ended: of two units at most whole
- * gradients are alive. */
+/* Enqueues the reduction of a unit's gradients after the preceding reduction has ended, so that full gradients of at
+ * most two units exist. */
 static ar_status reduce_unit(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
@@ -375,7 +376,7 @@ static ar_status reduce_unit(ari_unit *u)
 
 enum { NO_UNIT = -1 };
 
-/* A parameter of two units is the root unit's, as one that is of none. */
+/* A parameter that two units share, or that has no unit, belongs to the root unit. */
 static ar_status assign(ar_ddp *d, int unit)
 {
     ARI_OWNED ar_param **unit_params = NULL;
@@ -434,7 +435,8 @@ ar_status ari_units_init(ar_ddp *d)
     d->units = unit_count;
     for (size_t i = 0; i < d->n; i++)
         d->unit_of[i] = NO_UNIT;
-    for (int i = 0; i <= unit_count; i++) /* first: all of them are freed, whichever cannot be made */
+    for (int i = 0; i <= unit_count; i++) /* all units are counted first, so that they are freed whichever allocation
+                                             fails */
         d->unit[i].ddp = d;
     for (int i = 0; i <= unit_count; i++)
         AR_TRY(init_unit(d, &d->unit[i], i < unit_count ? &d->options.unit[i] : NULL));
@@ -482,7 +484,7 @@ ar_status ari_units_start(ar_ddp *d)
     return weights_start(d);
 }
 
-/* Unit i of those in the order in which they go backward. */
+/* Returns unit i in backward order. */
 static ari_unit *backward_unit(const ar_ddp *d, int i)
 {
     return &d->unit[i < d->units ? d->units - 1 - i : d->units];
@@ -523,7 +525,8 @@ ar_status ari_ddp_absent_forward(ar_ddp *d, int stage)
 
 ar_status ari_ddp_absent_backward(ar_ddp *d, int stage)
 {
-    const bool later = d && d->ctx->deferred; /* then all gradients are made with those of weights */
+    const bool later = d && d->ctx->deferred; /* then all gradients are computed together with deferred weight
+                                                 gradients */
     if (d)
         ari_fault_absent(d);
     if (!later)
@@ -538,7 +541,7 @@ ar_status ari_ddp_absent_backward(ar_ddp *d, int stage)
     return AR_OK;
 }
 
-/* Completes the results of earlier passes, each rank's share of the sum over the ranks that share it. */
+/* Completes the results of earlier passes: each rank's shard of the sum over the ranks that replicate it. */
 static ar_status complete_results(void *user, ar_queue *queue)
 {
     const ar_ddp *d = user;
@@ -549,7 +552,7 @@ static ar_status complete_results(void *user, ar_queue *queue)
     return ari_ddp_fail_in_flight(d, ari_span_end(st));
 }
 
-/* A unit that no pass has been through since the start has gradients that were made in another way, or none. */
+/* A unit without a pass since the start has gradients from elsewhere, or none. */
 ar_status ari_units_finish(ar_ddp *d)
 {
     for (int i = 0; i <= d->units; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The optimizer of ZeRO over the buckets of a DDP object. A bucket's elements are those of its parameters' matrices one
- * after the other; of them every data-parallel rank has one slice: of the gradient (complete there alone), of the state
- * and of the update. Then the slices are gathered, unless the weights are shared out too. What an element becomes does
- * not depend on who makes it. */
+/* The ZeRO optimizer over the buckets of a DDP object. A bucket contains its parameters' matrices one after the other,
+ * and every data-parallel rank has one slice of the gradient (complete only there), of the state, and of the update.
+ * Then the slices are gathered, unless the weights are sharded too. The new value of an element does not depend on the
+ * rank that computes it. */
 #include "anyrank/param.h"
 #include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"
@@ -14,21 +14,21 @@
 
 /* Memory of a step, large enough for each bucket. */
 typedef struct workspace {
-    ar_buf weights;     /* of a bucket, in its storage; nothing where ranks keep their slices */
+    ar_buf weights;     /* a bucket's weights in its storage; empty if ranks keep their slices */
     ar_tensor gradient; /* of a slice */
     ar_tensor value;    /* of a parameter's gradient */
 } workspace;
 
 /* --- making ------------------------------------------------------------------------------------------------------- */
 
-/* The part of parameter i of a bucket that lies in this rank's slice, if any. */
+/* Adds state for the part of a bucket's parameter i that lies in this rank's slice, if any. */
 static ar_status add_state(ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, size_t i)
 {
     ar_param *p = b->param[i];
     size_t begin = 0, count = 0;
     if (!ari_overlap(&begin, &count, b->offset[i], ar_tensor_count(&p->value), b->own_start, b->own_count))
         return AR_OK;
-    ari_state *s = &o->states[o->n++]; /* counted first, so that destroy frees half of it too */
+    ari_state *s = &o->states[o->n++]; /* counted first, so that destroy frees a partly built state */
     *s = (ari_state){
         .param = p, .start = begin - b->offset[i], .count = count, .bucket = b->index, .bucket_offset = begin};
     return ari_state_create(s, &o->bytes, ctx, &o->options);
@@ -55,7 +55,7 @@ ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx)
 
 /* --- a step ------------------------------------------------------------------------------------------------------- */
 
-/* Everything is taken before the first weight changes: later there is nothing left to run out of. */
+/* Allocates all memory before the first weight changes, so that no allocation can fail later. */
 static ar_status alloc_workspace(workspace *w, ar_ctx *ctx, const ar_ddp *ddp)
 {
     size_t weights = 0, gradient = 0, value = 0;
@@ -80,7 +80,8 @@ static void free_workspace(workspace *w, ar_ctx *ctx)
     ari_step_free(ctx, w->weights);
 }
 
-/* Elements [start, start + count) of a parameter's gradient, straight from this rank's share where that has them. */
+/* Gets elements [start, start + count) of a parameter's gradient, directly from this rank's shard if the shard contains
+ * them. */
 static ar_status param_run(ar_buf out, ar_ctx *ctx, const ar_param *p, const workspace *w, size_t start, size_t count)
 {
     const ar_param_share *s = p->share;
@@ -110,7 +111,7 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
     return AR_OK;
 }
 
-/* The gradient of this rank's slice; zero_shards_misaligned: of the next rank's. */
+/* Computes the gradient of this rank's slice; with the fault zero_shards_misaligned, the next rank's slice. */
 static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, float scale)
 {
     const size_t next_start =
@@ -132,7 +133,7 @@ static ar_status update_run(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_
     return ari_update_apply(ctx, &part, &g, &k);
 }
 
-/* The weights of this rank's slice, updated: at their place in the bucket, or where they are kept. */
+/* Updates the weights of this rank's slice, in the bucket or where the slices are kept. */
 static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w)
 {
     for (size_t i = 0; i < o->n; i++) {
@@ -155,7 +156,7 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
     return AR_OK;
 }
 
-/* Each slice from the rank that updated it. */
+/* Gathers each slice from the rank that updated it. */
 static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w)
 {
     const size_t *counts = ddp->buckets[b->index].shares;
@@ -166,7 +167,7 @@ static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_i
                     .params = b->params);
 }
 
-/* The bucket's weights back into the parameters; is_local: only this rank's slice. */
+/* Copies the bucket's weights to the parameters; is_local: only this rank's slice. */
 static ar_status put_weights(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, bool is_local)
 {
     const size_t start = is_local ? b->own_start : 0, count = is_local ? b->own_count : b->elements;
@@ -204,7 +205,7 @@ static ar_status step_bucket(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket
     return put_weights(ctx, b, w, missing);
 }
 
-/* This rank's state of a parameter; NULL: it has no share. */
+/* Returns this rank's state for a parameter; NULL: the rank has no share of it. */
 static const ari_state *state_of(const ar_optimizer *o, const ar_param *p)
 {
     for (size_t i = 0; i < o->n; i++) {
@@ -214,7 +215,7 @@ static const ari_state *state_of(const ar_optimizer *o, const ar_param *p)
     return NULL;
 }
 
-/* Muon's matrices, which all ranks put together one after the other, whatever bucket they are in. */
+/* Updates Muon's matrices, which all ranks gather one after the other, whatever bucket they are in. */
 static ar_status step_matrices(const ar_optimizer *o, ar_ctx *ctx, const workspace *w, float scale)
 {
     for (size_t i = 0; i < o->ddp->n; i++) {
@@ -235,7 +236,7 @@ static ar_status step_matrices(const ar_optimizer *o, ar_ctx *ctx, const workspa
     return AR_OK;
 }
 
-/* The gradients may be those of another object, whose buckets cut them elsewhere. */
+/* Checks that the gradients' buckets match, since they may belong to another object with other slices. */
 static ar_status check_shares(const ar_optimizer *o)
 {
     for (size_t i = 0; i < o->n; i++) {

@@ -25,7 +25,8 @@ static void tell_progress(const ar_check_options *o, double fraction, const char
         o->progress(o->progress_user, fraction, label);
 }
 
-/* A layout that cannot be split is refused for that, not for its size. */
+/* Checks first that a layout can be split, so that an impossible layout is refused for that reason and not for its
+ * size. */
 static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
 {
     for (size_t i = 0; i < o->layouts; i++)
@@ -53,7 +54,7 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
     return ari_estimate_check(e, &size);
 }
 
-/* Checks the options, and that the machine has the memory. */
+/* Checks the options, and that the machine has enough memory. */
 static ar_status check_run(ari_estimate *e, const ar_check_options *o, const ar_config *c)
 {
     AR_TRY(ari_estimate_layers(c));
@@ -73,7 +74,7 @@ static ar_status check_run(ari_estimate *e, const ar_check_options *o, const ar_
     return ari_estimate_fits(e);
 }
 
-/* Rows that predict nothing count nowhere: not where a loss is of all rows, and not in what a router counts. */
+/* Checks that padding rows contribute nothing: neither to a loss over all rows nor to a router's counts. */
 static ar_status check_padding(const ar_check_options *o, const ar_config *c)
 {
     const ar_router_losses *router = &o->run.loss.router;
@@ -88,7 +89,7 @@ static ar_status check_padding(const ar_check_options *o, const ar_config *c)
     return ar_error_set(AR_ERR_UNSUPPORTED, "rows of padding would count in %s: give no padding", why);
 }
 
-/* Ranks that are processes: every layout is run by all of them. */
+/* Checks options for ranks that are processes, all of which run every layout. */
 static ar_status check_processes(const ar_check_options *o)
 {
     const int processes = o->run.process ? ari_process_size(o->run.process) : 0;
@@ -137,7 +138,7 @@ static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
     return ari_check_describe(r, &b->ref);
 }
 
-/* Allowed differences of a native run. */
+/* Writes the allowed differences of a native run. */
 static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
     char path[sizeof r->dump];
@@ -146,7 +147,7 @@ static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *
                                 r->gradients_hash);
 }
 
-/* The reference's file, in a folder that holds nothing of an earlier dump any more. */
+/* Writes the reference's file to a folder after removing any earlier dump. */
 static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
     ari_dump_facts facts;
@@ -169,7 +170,7 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
         char layout[96];
         ari_parallel_text(layout, sizeof layout, &o->parallel[i]);
         tell_progress(o, (double)i / (double)o->layouts, layout);
-        r->runs++; /* first: what a failed run has allocated is the report's to free */
+        r->runs++; /* counted first, so that the report frees what a failed run has allocated */
         AR_TRY(ari_check_base_run(&r->run[i], b, o, &o->parallel[i]));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
     }
@@ -269,7 +270,8 @@ ar_status ari_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, 
     AR_TRY(check_run(&e, o, &c));
     AR_TRY(ari_text_ids(&ids, o->run.batch, o->run.seq, c.vocab, o->text, o->run.seed));
     const ar_batch batch = {.batch = o->run.batch, .seq = o->run.seq, .input_ids = ids};
-    /* Names and shapes are those of any weights and any arithmetic: fresh ones, and the fastest. */
+    /* Names and shapes are the same for any weights and arithmetic, so fresh weights and the fastest arithmetic are
+     * used. */
     ar_baseline_options b = ari_reference_options(&o->run, NULL);
     b.mode = AR_MODE_F64;
     b.bf16 = false;

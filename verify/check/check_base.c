@@ -18,14 +18,14 @@
 
 /* --- the error against binary64 ----------------------------------------------------------------------------------- */
 
-/* Worst error while no tensor has given one; every error is larger. */
+/* Initial value of the largest error; every measured error is larger. */
 enum { NOTHING_MEASURED = -1 };
-/* A gradient that is zero in exact arithmetic (a key bias) has no scale of its own: what binary64 leaves of it is
- * rounding, far below this. */
+/* A gradient that is zero in exact arithmetic, such as a key bias's, has no scale. In binary64 it is rounding far below
+ * this value. */
 static const double NO_SCALE = 1e-12;
 
-/* Adds a gradient's error, relative to the tensor's largest element, to the worst so far. Infinite where one of the two
- * alone is not finite; NaN where both hold NaN, since then nothing is known of the rest. */
+/* Updates the largest error with a gradient's error relative to the tensor's largest element. The result is infinite if
+ * exactly one value is not finite, and NaN if both contain NaN, since nothing is known then. */
 static void add_error(double *error, const ari_ref_tensor *t, const double *values)
 {
     double largest = 0.0, worst = 0.0, relative = 0.0;
@@ -37,7 +37,7 @@ static void add_error(double *error, const ari_ref_tensor *t, const double *valu
             continue;
         }
         largest = fmax(largest, fabs(wide));
-        if (wide != exact) /* fmax does not see a NaN, and infinity minus infinity is one */
+        if (wide != exact) /* fmax ignores NaN, and infinity minus infinity is NaN */
             worst = fmax(worst, isfinite(wide) && isfinite(exact) ? fabs(wide - exact) : (double)INFINITY);
     }
     if (worst > 0.0)
@@ -53,7 +53,7 @@ static void add_error(double *error, const ari_ref_tensor *t, const double *valu
 /* Hears the binary64 run beside the reference. */
 typedef struct measuring {
     const ari_reference *ref;
-    size_t heard; /* gradients of step 1 come first among those of their name */
+    size_t heard; /* gradients of step 1 come first among gradients of the same name */
     double error; /* as above, of step 1 */
 } measuring;
 
@@ -62,7 +62,7 @@ static ar_status measure_noise(void *user, const char *name, char pass, int ndim
 {
     measuring *m = user;
     (void)ndim, (void)shape;
-    /* In execution order, as the reference's; those of later steps come after. */
+    /* in execution order, as in the reference; later steps come after */
     const size_t i = m->heard++;
     if (i >= m->ref->count || m->ref->tensor[i].pass != pass || strcmp(m->ref->tensor[i].name, name) != 0)
         return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
@@ -108,7 +108,7 @@ static ar_status run_exact(ari_check_base *b, const ar_check_options *o, double 
     return ari_reference_finish(&b->ref);
 }
 
-/* Its gradients of step 1 measure the exact one's. */
+/* Runs the binary64 baseline, whose gradients of step 1 measure the exact baseline's error. */
 static ar_status run_binary64(measuring *m, const ari_check_base *b, const ar_check_options *o, double *unused)
 {
     phase p = {o, "baseline, binary64"};
@@ -160,7 +160,7 @@ ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o)
 
 /* --- where ranks are processes ------------------------------------------------------------------------------------ */
 
-/* The others' wait for a word of process 0 has a limit, and its work has none. */
+/* Process 0's work has no time limit, but the other processes' wait for its messages has one. */
 #define WORD_NS UINT64_C(1000000000)
 enum { AT_WORK = 1, AT_ITS_END = 2 };
 
@@ -243,8 +243,8 @@ static ar_status share_reference(ar_process *p, ari_reference *ref)
     return is_root ? AR_OK : ari_reference_finish(ref);
 }
 
-/* Process 0 runs the baseline, and all get what it gives. The others wait as long as it takes: they hear that it is
- * under way. */
+/* Runs the baseline on process 0 and sends its result to all processes. The others wait as long as process 0 reports
+ * that it is working. */
 static ar_status run_shared(ari_check_base *b, const ar_check_options *o)
 {
     ar_process *p = o->run.process;
@@ -272,7 +272,7 @@ ar_status ari_text_ids(int64_t **ids, size_t batch, size_t seq, size_t vocab, co
     return AR_OK;
 }
 
-/* A baseline that ends at its gradients' norm: says with which tensor of what it had computed that began. */
+/* Explains a baseline that ended at its gradient norm: names the first tensor that is not finite. */
 static ar_status name_not_finite(ar_status ended, ari_reference *ref)
 {
     if (ended != AR_ERR_DATA)
@@ -312,7 +312,7 @@ ar_status ari_random_documents(int32_t **document_ids, ar_batch *batch, size_t b
         int32_t *documents = *document_ids + row * seq;
         const uint32_t step = (uint32_t)(row / rows);
         const size_t cuts = ari_random_u32(key, row % rows, step, 0) % max_documents;
-        for (uint32_t cut = 0; seq > 1 && cut < cuts; cut++) /* some fall on one place, which makes fewer documents */
+        for (uint32_t cut = 0; seq > 1 && cut < cuts; cut++) /* cuts may coincide, which gives fewer documents */
             documents[1 + ari_random_u32(key, row % rows, step, cut + 1) % (seq - 1)] = 1;
         for (size_t i = 1; i < seq; i++)
             documents[i] += documents[i - 1];
@@ -321,8 +321,8 @@ ar_status ari_random_documents(int32_t **document_ids, ar_batch *batch, size_t b
     return AR_OK;
 }
 
-/* The batches of the ranks: row after row again behind the rows, without a target. Copies have the random numbers of
- * what they are copies of: what is a number there is one here, and a row that nothing reads puts no NaN into sums. */
+/* Pads the ranks' batches by repeating rows without targets. Copies use the same random numbers as their originals, so
+ * a value that is finite in the original is finite in the copy, and unused rows put no NaN into sums. */
 static ar_status pad_batches(ari_check_base *b, const ar_check_options *o)
 {
     const size_t steps = ari_run_steps(&o->run), seq = o->run.seq, rows = o->run.batch + o->padding;

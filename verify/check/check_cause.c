@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Why a run differs. The layout runs once more, its ranks and the reference are written as dumps, and anyrank.explain
- * is asked of the two as of any others. */
+/* Finds out why a run differs: runs the layout again, writes the ranks and the reference as dumps, and asks
+ * anyrank.explain to compare them. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ ARI_OWNER(ar_verify_report, ar_verify_report_destroy)
 
 enum { PATH = 600 };
 
-/* A folder of temporary files: the reference's dump, what it may differ by, and the ranks' folder. */
+/* A folder of temporary files: the reference's dump, its allowances, and the ranks' folder. */
 typedef struct evidence {
     char folder[PATH], reference[PATH], allowed[PATH], ranks[PATH];
 } evidence;
@@ -27,7 +27,7 @@ static void evidence_fini(evidence *e)
     bool is_removed = false;
     if (e->folder[0] && ari_dump_folder_remove(e->ranks) == AR_OK && ari_dump_check_folder_clear(e->folder) == AR_OK)
         is_removed = rmdir(e->folder) == 0;
-    (void)is_removed; /* a file that somebody else has put there stays */
+    (void)is_removed; /* files that another program has put there are kept */
 }
 
 static ar_status evidence_init(evidence *e)
@@ -40,7 +40,7 @@ static ar_status evidence_init(evidence *e)
 
 /* --- the dumps ---------------------------------------------------------------------------------------------------- */
 
-/* facts: of the run's kind, of a module all zero but its name. */
+/* facts: describe the run; for a module all fields except the name are zero. */
 static ar_status write_reference(const evidence *e, const ari_reference *ref, const ari_cluster_options *o,
                                  const ar_config *config)
 {
@@ -61,7 +61,7 @@ static ar_status write_ranks(const evidence *e, const ari_dump_ranks *ranks, con
 {
     ari_dump_facts facts;
     ar_run run = o->run;
-    run.fault = NULL; /* what was done to the run is to be found, not told */
+    run.fault = NULL; /* the injected fault must be found from the values and not revealed */
     AR_TRY(ari_dump_facts_of(&facts, config, &run, o->batch));
     return ari_dump_ranks_write(ranks, e->ranks, &facts);
 }
@@ -83,7 +83,7 @@ static void take_answer(ar_first_difference *f, const json_t *answer)
     take_text(f->pattern, sizeof f->pattern, answer, "pattern");
     take_text(f->cause, sizeof f->cause, answer, "cause");
     take_text(f->look, sizeof f->look, answer, "look");
-    tensor[strcspn(tensor, "@")] = '\0'; /* the step, which f->tensor does not name */
+    tensor[strcspn(tensor, "@")] = '\0'; /* removes the step, which f->tensor does not contain */
     const bool is_other_tensor = hint[0] && strcmp(tensor, f->tensor) != 0;
     snprintf(f->hint, sizeof f->hint, "%.170s%s%.330s", is_other_tensor ? tensor : "", is_other_tensor ? ": " : "",
              hint);
@@ -126,7 +126,7 @@ static void tell_unsteady(ar_first_difference *f)
     snprintf(f->look, sizeof f->look, "buffers that are reused before a transfer ends; waits on collectives");
 }
 
-/* The ranks' dump of a run like the first, unless that one ends in an error. */
+/* Writes the ranks' dump of a repeated run, unless the run ends in an error. */
 static ar_status run_again(ar_check_run *repeat, ari_dump_ranks *ranks, const ari_reference *ref,
                            const ari_cluster_options *options)
 {

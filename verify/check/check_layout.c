@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One layout of a check: under as many schedules as are asked for, again where a difference asks for it, with its
+/* Checks one layout: under the requested number of schedules, again if a difference requires that, and with its
  * dump. */
 #include <ctype.h>
 #include <stdio.h>
@@ -17,12 +17,13 @@
 
 /* --- routes ------------------------------------------------------------------------------------------------------- */
 
-/* The ranks that route the tokens of a batch, of those that share out the experts or have copies. */
+/* The ranks that exchange the tokens of a batch: those that share the experts and those with copies of an expert. */
 typedef struct token_ranks {
-    int ep, sharers; /* of these ranks; that have copies of an expert and tokens of one sample */
+    int ep, sharers; /* number of ranks that share the experts; number of ranks that have copies of an expert and
+                        tokens of one sample */
     int *rank;       /* of each token [batch, seq] */
-    size_t *sample;  /* [batch]: of those whose rows come together, its number */
-    size_t *rows;    /* [experts, sharers]: room for a sample's */
+    size_t *sample;  /* [batch] number of the sample group whose rows are exchanged together */
+    size_t *rows;    /* [experts, sharers] scratch for one sample */
 } token_ranks;
 
 static void token_ranks_end(token_ranks *t)
@@ -36,7 +37,7 @@ static ar_status ranks_of_tokens(token_ranks *t, const ar_run *run, size_t exper
 {
     const ar_parallel *p = &run->parallel;
     const int cp = ari_at_least_one(p->cp), dp = ari_at_least_one(p->dp), micro = ari_at_least_one(p->micro_batches);
-    const int tp = ari_experts_unsplit(p) ? p->tp : 1; /* of these each has a part of the positions */
+    const int tp = ari_experts_unsplit(p) ? p->tp : 1; /* ranks that each have part of the positions */
     *t = (token_ranks){.ep = ari_at_least_one(p->ep), .sharers = ari_expert_sequence(p)};
     AR_TRY(ARI_ALLOC_ZERO(&t->rank, run->batch * run->seq, "ranks of tokens"));
     AR_TRY(ARI_ALLOC_ZERO(&t->sample, run->batch, "samples"));
@@ -57,8 +58,8 @@ static ar_status ranks_of_tokens(token_ranks *t, const ar_run *run, size_t exper
     return AR_OK;
 }
 
-/* Adds what moves of a sample: the rows of tokens for experts of other ranks, and, of the ranks with copies of an
- * expert, the rows that the one that computes its gradient has not. */
+/* Adds a sample's traffic: rows of tokens for experts on other ranks, and rows that a rank needs to compute the
+ * gradient of an expert with copies. */
 static void count_sample(ari_routed *routed, const token_ranks *t, size_t sample, size_t seq, const float *expert,
                          size_t tokens, const ar_experts *x)
 {
@@ -117,7 +118,7 @@ static ar_status check_routed(ari_routed *routed, const ari_reference *ref, cons
 
 /* --- a dry run's routes ------------------------------------------------------------------------------------------- */
 
-/* The micro-batch whose samples the context is at: their first. */
+/* Finds the micro-batch that the context is processing, by its first sample. */
 static ar_status micro_of(int *micro, const ari_step_case *c, int d, const ar_ctx *ctx)
 {
     const ar_parallel *p = &c->run.parallel;
@@ -170,7 +171,7 @@ ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, 
 
 /* --- check layout ------------------------------------------------------------------------------------------------- */
 
-/* One layout, under as many schedules as are asked for: until one run is not the same. The dump is the last one's. */
+/* Runs one layout under the requested number of schedules until one run differs. The dump is that of the last run. */
 static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first_seed,
                                uint64_t schedules, ari_dump_ranks *dump)
 {
@@ -190,7 +191,8 @@ static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_
     return AR_OK;
 }
 
-/* Other bytes, and all values right: the same run with its collectives recorded says which is another one. */
+/* Explains a different number of bytes when all values are right: repeats the run with recorded collectives to find the
+ * one that differs. */
 static ar_status explain_bytes(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
 {
     ari_cluster_options repeat_options = *o;
@@ -227,7 +229,7 @@ static void layout_name(char *out, size_t cap, const ar_parallel *p)
         out[n] = '\0';
 }
 
-/* A run that failed has reported some tensors of some ranks: nothing that could be put together. */
+/* A failed run has reported only some tensors of some ranks, which cannot be assembled. */
 static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
                             const ari_dump_ranks *dump)
 {
@@ -266,7 +268,8 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
     const ari_step_case traffic = {
         .run = cluster.run, .config = &b->config, .routed = &routed, .repeats = b->documents};
     *run = (ar_check_run){.parallel = *p};
-    if (o->run.numerics == AR_NUMERICS_EXACT) /* else ranks may route otherwise than the baseline, by rounding */
+    if (o->run.numerics == AR_NUMERICS_EXACT) /* otherwise rounding may make ranks route differently from the
+                                                 baseline */
         AR_TRY(check_routed(&routed, &b->ref, &traffic));
     AR_TRY(ari_bytes_predict(&run->bytes_predicted, &traffic));
     ARI_ENDED(ari_dump_ranks_fini) ari_dump_ranks dump = {.ranks = 0};

@@ -6,18 +6,18 @@
 #include "ref/placement/parallel_private.h"
 #include "verify/check/check_private.h"
 
-/* Models whose heads divide by 3 take ranks that are no power of two. */
+/* Models whose heads divide by 3 can use numbers of ranks that are no powers of two. */
 typedef enum taken_by { EACH, TWOS, THREES } taken_by;
 
-/* A layout, and what stands in for it where it is not legal (tp 0: nothing). */
+/* A layout, and a replacement if the layout is illegal (tp 0: none). */
 typedef struct choice {
     taken_by divisor;
     ar_parallel preferred, otherwise;
 } choice;
 
-/* Each kind of parallelism alone, tensor parallelism beyond the KV heads, and several kinds together. A sequence that
- * does not divide by 3 cannot be spread over 3 ranks; then over 4 or 2. The last are of models with experts: they are
- * refused for others. */
+/* The default layouts: each kind of parallelism alone, tensor parallelism beyond the number of KV heads, and several
+ * kinds together. A sequence whose length is not a multiple of 3 is split over 4 or 2 ranks instead of 3. The last
+ * layouts are for models with experts; other models refuse them. */
 static const choice choices[] = {
     {EACH, {.tp = 1}, {0}},
     {TWOS, {.tp = 2}, {0}},
@@ -89,7 +89,7 @@ typedef struct sweep {
     size_t batch, seq;
     ar_parallel *layouts; /* [cap] */
     size_t cap, n;
-    int pipelines; /* meshes with one */
+    int pipelines; /* number of meshes with a pipeline */
 } sweep;
 
 static bool is_legal(const sweep *s, const ar_parallel *p)
@@ -117,8 +117,7 @@ size_t ari_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t
     return s.n;
 }
 
-/* Every legal form of a mesh: with and without sp, two micro-batches, ZeRO and zigzag, as far as they mean
- * something. */
+/* Adds every meaningful legal form of a mesh: with and without sp, two micro-batches, ZeRO and zigzag. */
 static void add_forms(sweep *s, const ar_parallel *mesh)
 {
     const bool ring = mesh->cp > mesh->cp_inner;
@@ -148,7 +147,7 @@ static void choose_schedule(sweep *s, ar_parallel *mesh)
     mesh->virtual_stages = mesh->schedule == AR_PP_INTERLEAVED ? 2 : 1;
 }
 
-/* Every mesh of so many ranks, tp * pp of them for each sequence or part of one. */
+/* Adds every mesh of this many ranks, with tp * pp ranks for each sequence or part of a sequence. */
 static void add_meshes(sweep *s, int ranks, int tp, int pp)
 {
     const int data_ranks = ranks / (tp * pp);

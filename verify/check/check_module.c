@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A module of somebody else's under every layout, against itself on one rank. */
+/* Checks a user's module under every layout against the module on one rank. */
 #include "anyrank/check_module.h"
 
 #include <math.h>
@@ -42,7 +42,7 @@ typedef struct module_run {
     const ar_module_case *c;
     const ar_check_module_options *o;
     ar_parallel parallel;
-    const ar_batch *batch; /* [max(steps, 1)] */
+    const ar_batch *batch; /* [max(steps, 1)] batches */
 } module_run;
 
 /* --- the one rank ------------------------------------------------------------------------------------------------- */
@@ -124,7 +124,7 @@ static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const
         module_run run = *base_run;
         run.parallel = o->parallel[i];
         const ari_cluster_options options = cluster_of(&run);
-        r->runs++; /* first: what a failed run has allocated is the report's to free */
+        r->runs++; /* counted first, so that the report frees what a failed run has allocated */
         r->run[i].parallel = run.parallel;
         AR_TRY(ari_parallel_check_ranks(&run.parallel) == AR_OK ? ari_check_run(&r->run[i], ref, &options)
                                                                 : ari_check_run_failed(&r->run[i]));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One layout against the reference: what the ranks report is compared where it arises, and summed up afterwards. */
+/* Compares one layout with the reference. Values are compared where the ranks report them, and the results are combined
+ * afterwards. */
 #include "verify/check/check_run.h"
 
 #include <math.h>
@@ -20,11 +21,11 @@ typedef struct comparison {
     const ari_reference *ref;
     int ranks;
     ari_comparator *rank;       /* [ranks] */
-    ari_tap_pair *tap;          /* [ranks]: the comparator and who listens besides */
-    void **user;                /* [ranks]: the same, as taps see them */
+    ari_tap_pair *tap;          /* [ranks] each rank's comparator and a further listener */
+    void **user;                /* [ranks] the same as user pointers of the taps */
     ari_run_tensors run_values; /* final weights and gradients */
     ar_rank_memory *memory;     /* [ranks] */
-    ari_arena arena;            /* of these */
+    ari_arena arena;            /* memory of these arrays */
 } comparison;
 
 static void comparison_fini(comparison *c)
@@ -162,7 +163,8 @@ static void describe_first(ar_check_run *run, const comparison *c, size_t tensor
     *f = (ar_first_difference){.step = t->step, .layer = layer_of(t->name), .rank = v->rank, .elements = t->count};
     snprintf(f->pass, sizeof f->pass, "%s", ari_pass_name(t->pass));
     snprintf(f->tensor, sizeof f->tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
-    if (!v->complete && run->result != AR_CHECK_ERROR) /* a run that ended early had no time to report all of it */
+    if (!v->complete && run->result != AR_CHECK_ERROR) /* a run that ended early may not have reported the whole
+                                                          tensor */
         ari_explain_coverage(f, c->rank, c->ranks, tensor);
     if (v->rank < 0)
         return;
@@ -201,13 +203,14 @@ static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluste
         run->elements += t->count;
         run->elements_different += v.different;
         run->max_ulp = v.max_ulp > run->max_ulp ? v.max_ulp : run->max_ulp;
-        /* A tensor with a bound instead of a measure may come near it in any right run, which says nothing. */
+        /* A tensor with a bound instead of a measured allowance may come close to the bound in any correct run, which
+         * means nothing. */
         if (v.max_ratio > run->max_ratio && (!t->allowed_each || v.max_ratio > 1.0)) {
             run->max_ratio = v.max_ratio;
             snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
         }
         if (v.complete && v.different == 0) {
-            if (i == outputs) /* the baseline's bits, if the same ones are asked for */
+            if (i == outputs) /* the baseline's bits, if the same bits are expected */
                 AR_TRY(ari_reference_outputs_hash(run->outputs_hash, c->ref));
             continue;
         }
@@ -217,8 +220,8 @@ static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluste
     return expect_no_more(run, c);
 }
 
-/* A mistake often ends the run: a NaN that it made is refused as a gradient norm. What the ranks had reported until
- * then still shows where it began. */
+/* A fault often ends the run, for example because a NaN is refused as a gradient norm. The values that the ranks
+ * reported before still show where the fault began. */
 static void describe_before_error(ar_check_run *run, const comparison *c)
 {
     for (size_t i = 0; i < c->ref->count; i++) {
@@ -249,7 +252,7 @@ static void keep_counts(ar_check_run *run, const ari_cluster_result *result, con
 {
     const size_t row = o->config ? o->config->hidden * ar_dtype_bytes(ari_activations_of(o->run.precision)) : 0;
     run->bytes_counted = result->bytes;
-    if (o->run.numerics == AR_NUMERICS_NATIVE) /* as this run has routed them */
+    if (o->run.numerics == AR_NUMERICS_NATIVE) /* with this run's routes */
         run->bytes_predicted += result->routed.rows * row;
     run->bytes_per_rank_max = result->bytes_per_rank_max;
     memcpy(run->calls, result->calls, sizeof run->calls);
@@ -279,7 +282,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     options.memory = c.memory;
     ended = ari_cluster_run(&result, &options);
     if (ended == AR_ERR_MEMORY ||
-        ended == AR_ERR_DEVICE) { /* the machine's failure: it says nothing about the layout */
+        ended == AR_ERR_DEVICE) { /* a failure of the machine, which says nothing about the layout */
         const char *message = ar_error_message();
         free(result.reports);
         char layout[96];
@@ -302,11 +305,11 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     AR_TRY_TO(done, st, ari_check_memory(run, c.rank, &options, c.memory));
     AR_TRY_TO(done, st, ari_run_tensors_finish(&c.run_values, c.rank, world));
     AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.run_values.values));
-    /* Where a module's tokens go to experts decides what moves. */
+    /* In a module with experts, the routes of the tokens determine what is communicated. */
     const bool unpredicted = o->body || (o->module && !run->has_memory_predicted);
     const bool predicted = unpredicted || (run->bytes_counted == run->bytes_predicted &&
                                            run->memory_difference[0] == '\0' && run->shape_difference[0] == '\0');
-    /* Rows of padding add NaN to sums that have none without them, once activations are NaN: 0 * NaN. */
+    /* Once activations are NaN, padding rows add NaN to sums that have none without padding: 0 * NaN. */
     const bool padded = ref->padding > 0 && ref->vacuous.tensor[0] && run->has_difference && isnan(run->first.actual);
     if (run->result == AR_CHECK_SAME && run->tensors_different > 0 && !padded)
         run->result = AR_CHECK_DIFFERENT;
@@ -317,7 +320,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
 done:
     comparison_fini(&c);
     ari_memory_return();
-    /* After a failure of the ranks, which all have heard of, there is nobody left to agree with. */
+    /* After a failure of the ranks, which all have learned, no other process is left to agree with. */
     return o->run.process && ended == AR_OK ? share_verdict(run, o->run.process, st) : st;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of a check: its input, what the baseline makes of it, and one layout against that. */
+/* The parts of a check: its input, the baseline's result for that input, and the comparison of one layout with it. */
 #pragma once
 
 #include "anyrank/check_module.h"
@@ -37,20 +37,20 @@ AR_NODISCARD ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const a
 AR_NODISCARD ar_status ari_random_documents(int32_t **document_ids, ar_batch *batch, size_t batches,
                                             size_t max_documents, uint64_t seed);
 
-/* Reference of a check: the model, its input, and the baseline's tensors. One serves any number of layouts, faults and
- * reduction algorithms. */
+/* The reference of a check: the model, its input, and the baseline's tensors. One base serves any number of layouts,
+ * faults and reduction algorithms. */
 typedef struct ari_check_base {
     ar_config config;
     ari_weights *weights; /* NULL: fresh */
     int64_t *ids;
-    int32_t *documents;   /* NULL: each sequence is one */
+    int32_t *documents;   /* [tokens] document numbers; NULL: each sequence is one document */
     char *documents_text; /* ari_documents_text of all steps */
-    ar_batch *batch;      /* [steps, at least 1], global */
+    ar_batch *batch;      /* [max(steps, 1)] global batches */
     ar_batch *padded;     /* the same with the ranks' padding; NULL: no padding */
-    int64_t *padded_ids;  /* all of them, then all labels */
+    int64_t *padded_ids;  /* all padded ids, then all labels */
     int32_t *padded_documents;
     ari_reference ref;
-    float *loss;             /* [steps, at least 1] */
+    float *loss;             /* [max(steps, 1)] losses */
     double max_error_vs_f64; /* as in ar_check_report */
     double seconds;          /* of the baseline */
 } ari_check_base;
@@ -75,10 +75,10 @@ AR_NODISCARD ar_status ari_check_baseline(ari_check_base *b, const ar_check_opti
  *  after a failure. Errors: those of ari_check_run. */
 AR_NODISCARD ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
                                           const ar_parallel *p);
-/** Runs one layout and compares it with the reference; the listener of `o` hears what the comparing does. Fills
- * everything of `run` but bytes_predicted, which it reads. A run that ends in an error of its ranks is a result
- * (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is the machine's and not the layout's. Errors:
- * AR_ERR_MEMORY, of a rank or of the comparing itself. */
+/** Runs one layout and compares it with the reference; the listener of `o` receives the comparison's messages. Sets
+ *  all fields of `run` except bytes_predicted, which is an input. An error of the ranks is a result (AR_CHECK_ERROR)
+ *  and not a failure, except AR_ERR_MEMORY, which is the machine's. Errors: AR_ERR_MEMORY, in a rank or in the
+ *  comparison. */
 AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
 /** Finds out why a run differs: runs the layout again, writes its dumps and the reference's to a temporary folder, and
  *  fills cause, hint, look and pattern of run->first, or sets `unexplained`. Does nothing for a run that ended with an
@@ -93,26 +93,26 @@ AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_comparator 
 void ari_memory_raise(ar_rank_memory *peak, const ar_rank_memory *m);
 /** Records that the run ended, or did not begin, with the error of ar_error_message. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_run_failed(ar_check_run *run);
-/** Frees what it holds. */
+/** Frees the run's memory. */
 void ari_check_run_fini(ar_check_run *run);
 /** Releases an array of runs. Accepts NULL if runs is 0. */
 void ari_check_runs_destroy(ar_check_run *run, size_t runs);
 /** Describes the reference's tensors in the report. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref);
-/** Fills `pattern` and `hint` for a tensor that the ranks' reports do not cover once: who holds the same part, or what
- *  is missing, and what kind of mistake does that. */
+/** Sets `pattern` and `hint` for a tensor that the ranks' reports do not cover exactly once: which ranks hold the same
+ *  part, or what is missing, and what kind of fault causes that. */
 void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor);
 
 /* --- routes (check_layout.c) -------------------------------------------------------------------------------------- */
 
-/* A rank of a dry run, whose experts are those that the baseline has chosen. */
+/* A rank of a dry run that uses the expert choices of the baseline. */
 typedef struct ari_routed_rank {
     const ari_reference *ref;
     const ari_step_case *c;
     int rank;
 } ari_routed_rank;
-/** The read of ari_known_routes; user: an ari_routed_rank. Errors: AR_ERR_INTERNAL (the baseline has no such router,
- *  the layout no such tokens). */
+/** The read function of ari_known_routes; user: an ari_routed_rank. Errors: AR_ERR_INTERNAL (the baseline has no such
+ *  router, or the layout no such tokens). */
 AR_NODISCARD ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3],
                                              const char *router, int sharer);
 
@@ -122,17 +122,18 @@ AR_NODISCARD ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int3
  *  Errors: AR_ERR_ARG (a tensor that is not full fp32), those of ari_reference_emit. */
 AR_NODISCARD ar_status ari_reference_tap(void *user, const ar_tap_event *event);
 
-/** Refuses what no check of modules takes; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
+/** Refuses options that no check of a module supports; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
 
 /** Checks the case and the options except for the layouts. Errors: those of ar_check_module. */
 AR_NODISCARD ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o);
-/** "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over tp". Returns text. */
+/** Writes a finding such as "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over
+ *  tp". Returns text. */
 const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding *f);
 
-/** AR_OK: on every rank and queue the run has made the collectives of a dry run without a fault, in its order, each
- *  with kind, ranks, elements, dtype and tag. ref: whose routes the experts had; NULL: experts in turn. Errors:
- *  AR_ERR_DATA with the first that differs in the message, *cause is then one of ari_call_causes; those of
+/** Checks that on every rank and queue the run has made the collectives of a fault-free dry run, in order, with equal
+ *  kind, ranks, elements, dtype and tag. ref: source of the experts' routes; NULL: experts in turn. Errors:
+ *  AR_ERR_DATA, whose message has the first difference and for which *cause is one of ari_call_causes; those of
  *  ari_cluster_dry. */
 AR_NODISCARD ar_status ari_recorded_calls(const char **cause, const ari_reference *ref, const ari_cluster_options *o,
                                           const ar_trace *t);

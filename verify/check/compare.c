@@ -45,7 +45,8 @@ void ari_run_tensors_fini(ari_run_tensors *v)
         free(v->values[i]);
 }
 
-/* A tensor's own values, which begin as the reference's. Whichever rank comes first makes them. NULL: no memory. */
+/* Returns a tensor's values in the run, initially equal to the reference's. The first rank that needs them allocates
+ * them. NULL: memory is short. */
 static float *own_values(ari_run_tensors *v, size_t tensor)
 {
     const ari_ref_tensor *t = &v->reference->tensor[tensor];
@@ -85,11 +86,11 @@ typedef struct comparing {
     const float *allowed_each;   /* NULL: nothing */
     ari_run_tensors *run_values; /* NULL: not wanted, or not this rank's to write */
     size_t tensor;               /* in the reference */
-    ar_status *status;           /* of own values */
-    size_t before;               /* elements of earlier reports that stand before this one in the local tensor */
+    ar_status *status;           /* of allocated values */
+    size_t before;               /* number of elements of earlier reports that precede this one in the local tensor */
 } comparing;
 
-/* |difference| over what is allowed: infinite where only one of the two is a number, or nothing is allowed. */
+/* Returns |difference| divided by the allowance; infinity if only one value is a number, or the allowance is 0. */
 static double ratio_of(float actual, float expected, double allowed)
 {
     if (actual == expected || (actual != actual && expected != expected))
@@ -112,7 +113,8 @@ static void compare_run(void *user, const ari_box_run *r)
         if (ari_bits32(actual) == ari_bits32(expected))
             continue;
         values = values || !c->run_values ? values : own_values(c->run_values, c->tensor);
-        if (values) /* atomic: two ranks may take the same part for theirs, and that is a finding, no race */
+        if (values) /* atomic, because two ranks may write the same part by mistake, which is a finding and must not
+                       be a race */
             __atomic_store(&values[r->full + i], &actual, __ATOMIC_RELAXED);
         else if (c->run_values)
             *c->status = AR_ERR_MEMORY;
@@ -141,7 +143,7 @@ size_t ari_finding_count(const ari_finding *f)
     return f->is_reported ? ari_volume(f->shape, f->ndim) : 0;
 }
 
-/* The place of a report's rows: directly after the existing ones, directly before them, or neither. */
+/* Returns where a report's rows are: directly after the existing rows, directly before them, or neither. */
 static ari_side side_of(const ari_finding *f, const ar_layout *o, const ar_tensor *t)
 {
     return f->ndim == t->ndim && ari_same_tensor(&f->layout, o) ? ari_side_of(&f->layout, f->shape[0], o, t->shape[0])
@@ -166,7 +168,7 @@ static void first_report(ari_finding *f, const ar_layout *o, const ar_tensor *t)
 
 /* --- copies that are kept ----------------------------------------------------------------------------------------- */
 
-/* Between a full tensor and the packed parts of it that one rank holds. */
+/* A copy between a full tensor and one rank's packed parts of it. */
 typedef struct moving {
     float *full, *packed;
     bool to_full;
@@ -189,7 +191,7 @@ static ar_status move_boxes(const ari_finding *f, float *full, float *packed, bo
     return AR_OK;
 }
 
-/* Its place among the copies; kept_count: it is not there. */
+/* Returns the tensor's index among the stored copies; kept_count: not stored. */
 static size_t find_kept(const ari_comparator *c, size_t tensor)
 {
     size_t i = 0;
@@ -198,8 +200,8 @@ static size_t find_kept(const ari_comparator *c, size_t tensor)
     return i;
 }
 
-/* A slot for a tensor: a free one, or that of the last in execution order if it comes after this one. A tensor that
- * lost its slot is not kept again: those that are kept then all come before it. */
+/* Returns a slot for a tensor: a free one, or that of the last stored tensor in execution order if it comes after this
+ * tensor. A tensor that lost its slot is not stored again, since all stored tensors precede it. */
 static ari_saved_tensor *slot_for(ari_comparator *c, size_t tensor)
 {
     if (c->kept_count < ARI_SAVED_COPIES) {
@@ -216,8 +218,8 @@ static ari_saved_tensor *slot_for(ari_comparator *c, size_t tensor)
     return last_slot;
 }
 
-/* Keeps what a finding of `had` elements has become by a report: the earlier rows, kept or without a difference, and
- * the new ones after or before them. */
+/* Stores the part of a finding after a report: its earlier `had` elements (stored, or equal to the reference), with the
+ * new rows after or before them. */
 static ar_status keep_report(ari_comparator *c, size_t tensor, const ari_finding *had, size_t had_count,
                              const ar_tensor *t, ari_side side)
 {
@@ -283,7 +285,7 @@ static ar_status let_wait(ari_comparator *c, size_t i, const ar_layout *o, const
     return AR_OK;
 }
 
-/* Adds the reports that waited for what has come. */
+/* Adds the waiting reports that can now be joined. */
 static ar_status add_waiting(ari_comparator *c, size_t i)
 {
     ari_finding *f = &c->finding[i];
@@ -301,7 +303,7 @@ static ar_status add_waiting(ari_comparator *c, size_t i)
         free(w);
         AR_TRY(st);
         f->broken = false;
-        link = &c->waiting; /* another may join this one */
+        link = &c->waiting; /* another report may now be joinable */
     }
     return AR_OK;
 }
@@ -318,7 +320,7 @@ static ar_status take_report(ari_comparator *c, size_t i, const ar_tap_event *e)
     return f->broken ? add_waiting(c, i) : AR_OK;
 }
 
-/* Notes a report that cannot be compared with tensor i; reference->count: no tensor of that name. */
+/* Notes a report that cannot be compared with tensor i; reference->count: no tensor has that name. */
 static void leave_out(ari_comparator *c, size_t i, const ar_tap_event *e)
 {
     const bool is_known = i < c->reference->count, misshapen = is_known && e->local->dtype == AR_F32;
@@ -337,7 +339,7 @@ static void leave_out(ari_comparator *c, size_t i, const ar_tap_event *e)
         ari_say(&why, is_known ? " in another format than fp32" : ", which the baseline does not have");
 }
 
-/* The report without the rows of padding: `rows` are none. False: it has no others. */
+/* Removes padding rows from a report; `rows` is the number of real rows. Returns false if none are left. */
 static bool leave_out_padding(ar_layout *o, ar_tensor *local, size_t rows)
 {
     size_t local_rows = 0;
@@ -385,7 +387,7 @@ static bool overlap(const ar_box *a, const ar_box *b, int ndim)
     return true;
 }
 
-/* True if no element is in two boxes of a and b (of a layout with itself: in two of its boxes). */
+/* Returns true if no element is in two boxes of a and b; for a layout with itself, in two of its boxes. */
 static bool are_disjoint(const ar_layout *a, const ar_layout *b)
 {
     if (a->ndim != b->ndim || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
@@ -399,8 +401,8 @@ static bool are_disjoint(const ar_layout *a, const ar_layout *b)
     return true;
 }
 
-/* True if for every replica the ranks that hold it cover the tensor's `count` elements exactly once. A count alone
- * would take two ranks with the same part for the whole. */
+/* Returns true if, for every replica, its ranks cover the tensor's `count` elements exactly once. A count alone would
+ * accept two ranks with the same part. */
 static bool covers_once(const ari_comparator *ranks, int n, size_t tensor, size_t count)
 {
     size_t covered = 0;
@@ -419,11 +421,11 @@ static bool covers_once(const ari_comparator *ranks, int n, size_t tensor, size_
                 return false;
         }
     }
-    /* Within a replica nothing stands twice, so that this sum is reached only if every replica is whole. */
+    /* no element occurs twice within a replica, so this sum is reached only if every replica is complete */
     return replicas > 0 && covered == count * (size_t)replicas;
 }
 
-/* Elements that differ in one replica, over all ranks that hold a part of it. */
+/* Counts the elements that differ in one replica, over all ranks that hold parts of it. */
 static size_t different_in(const ari_comparator *ranks, int n, size_t tensor, int replica)
 {
     size_t different = 0;
@@ -485,7 +487,7 @@ ar_status ari_comparator_copy(float **out, const ari_comparator *c, size_t tenso
 
 /* --- where each rank is a process --------------------------------------------------------------------------------- */
 
-/* The first copy of what is gathered: its holder's values are the run's. */
+/* Returns true if this rank holds the first copy of a requested tensor, which supplies the run's values. */
 static bool gives_values(const ari_comparator *c, const ari_run_tensors *run_values, size_t tensor)
 {
     const ari_finding *f = &c->finding[tensor];
@@ -563,7 +565,7 @@ typedef struct receiving {
 static ar_status take_findings(void *user, int rank, ari_bytes *b)
 {
     const receiving *r = user;
-    if (rank == 0) /* what process 0 sends to itself is there */
+    if (rank == 0) /* process 0 has its own data already */
         return AR_OK;
     return transfer_all(b, &r->ranks[rank], r->run_values, false);
 }

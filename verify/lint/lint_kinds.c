@@ -14,7 +14,7 @@ static const ar_placement invariant = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM,
                           positions = {AR_SHARD, 1}, by_expert = {AR_SHARD, ARI_LINT_BY_EXPERT};
 enum { FEATURES = 2, ACTIVATION_DIMS = 3 }; /* activations are [b, s, features] */
 
-/* Records a rule's verdict along an axis: the output's placement, and a finding if the rule is violated. */
+/* Records a rule's verdict along an axis: the output's placement, and any finding. */
 static ar_status judge(ari_lint_walk *w, const ari_ledger_operation *op, int axis, ar_placement *output,
                        ari_lint_verdict v)
 {
@@ -75,8 +75,7 @@ static size_t calls_along(const ari_lint_walk *w, const ari_ledger_operation *op
     return n;
 }
 
-/* Applies a collective to a placement along the collective's axis. target: the declared result. Returns false if the
- * collective does not apply. */
+/* Applies a collective along its axis. target: declared result. Returns false if it does not apply. */
 static bool moved(ar_placement *p, const ari_ledger_call *call, ar_placement target)
 {
     const bool partial = ari_lint_partial(*p), cut = p->kind == AR_SHARD;
@@ -209,7 +208,7 @@ static ar_status use_params(ari_lint_walk *w, const ari_ledger_operation *op)
     return AR_OK;
 }
 
-/* Reports an expert's weight that multiplies a rank's local tokens instead of the rows sent to the expert. */
+/* Reports an expert's weight that multiplies local tokens instead of the rows sent to the expert. */
 static ar_status check_experts(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     const ari_lint_type *input_type = op->inputs > 0 ? &ari_lint_value_of(w, &op->input[0])->type : NULL;
@@ -239,8 +238,7 @@ static bool is_backward(const ari_ledger_operation *op)
     return op->pass == 'b' && !op->is_recomputed;
 }
 
-/* Requires that partial sums of a layer's product have been reduced. The finding refers to the product, where the code
- * must be fixed. */
+/* Requires reduced partial sums of a layer's product; the finding names the product. */
 static ar_status settle_terms(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (int i = 0; i < op->inputs; i++) {
@@ -316,8 +314,7 @@ static ar_status lint_add_parameter(ari_lint_walk *w, const ari_ledger_operation
     return AR_OK;
 }
 
-/* Checks an elementwise function. All inputs must have one placement; a function of partial sums has an unknown
- * placement. */
+/* Checks an elementwise function. All inputs have one placement; of partial sums it is unknown. */
 static ar_status lint_elementwise(ari_lint_walk *w, const ari_ledger_operation *op, bool linear)
 {
     const ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
@@ -451,8 +448,7 @@ static ar_status lint_embedding(ari_lint_walk *w, const ari_ledger_operation *op
     return make_outputs(w, op, &type);
 }
 
-/* Checks the concatenation of keys with a part that all heads share. In the backward pass the gradient of the shared
- * part is a sum over heads. */
+/* Checks keys joined with a part that all heads share, whose gradient is a sum over heads. */
 static ar_status lint_join(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
@@ -469,8 +465,7 @@ static ar_status lint_join(ari_lint_walk *w, const ari_ledger_operation *op)
     return make_outputs(w, op, &type);
 }
 
-/* Checks a softmax over shards, which needs the maximum, the sum of exponentials and the target's logit over all
- * shards. */
+/* Checks a softmax over shards: it needs maximum, sum of exponentials and target's logit of all. */
 static ar_status lint_loss(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     enum { REDUCTIONS = 3 };
@@ -573,8 +568,7 @@ static ari_lint_verdict gradient_along(const ari_lint_walk *w, const ari_ledger_
                : (ari_lint_verdict){.output = of_param->placement[axis]};
 }
 
-/* Checks that a vector's gradient is complete if its terms are placed over tp as its layer declares: replicated, or for
- * the rank's tokens, which are then summed. */
+/* Checks that a vector's gradient is complete: its terms are placed over tp as its layer declares. */
 static ar_status check_declared_sum(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     const ar_placement actual = ari_lint_value_of(w, &op->input[0])->type.placement[ARI_AXIS_TP],
@@ -591,8 +585,7 @@ static ar_status check_declared_sum(ari_lint_walk *w, const ari_ledger_operation
     return ari_lint_find(w, op, ARI_AXIS_TP, &v);
 }
 
-/* Checks that a parameter's gradient has the parameter's placement, or is a partial sum that is reduced after all terms
- * exist. */
+/* Checks that a gradient has its parameter's placement, or is a partial sum that is reduced later. */
 static ar_status lint_weight_gradient(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (size_t i = 0; i < op->uses; i++)
@@ -617,8 +610,7 @@ static ar_status lint_weight_gradient(ari_lint_walk *w, const ari_ledger_operati
     return AR_OK;
 }
 
-/* Checks a gradient reduction: every parameter's gradient must be reduced exactly once, over all axes along which ranks
- * hold partial sums. */
+/* Checks a gradient reduction: once, over all axes along which ranks hold partial sums. */
 static ar_status lint_gradient_sum(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (size_t i = 0; i < op->uses; i++) {
@@ -720,8 +712,7 @@ static ar_status lint_weight_gather(ari_lint_walk *w, const ari_ledger_operation
     return AR_OK;
 }
 
-/* Checks routing: the largest logits of a token must be taken over all experts, and ranks that share experts need the
- * routes of all tokens. */
+/* Checks routing: logits of all experts, and for ranks that share experts the routes of all tokens. */
 static ar_status lint_route(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
@@ -893,7 +884,7 @@ ar_status ari_lint_operation(ari_lint_walk *w, const ari_ledger_operation *op)
     return rules[op->kind].judge(w, op);
 }
 
-/* Receives the messages that an operation's inputs wait for. Returns false if one has not been sent yet. */
+/* Receives the messages for an operation's inputs. Returns false if one has not been sent yet. */
 bool ari_lint_await_inputs(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (int i = 0; i < op->inputs; i++) {

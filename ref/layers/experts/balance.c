@@ -55,7 +55,7 @@ static ar_status own_tokens(uint8_t **out, const ari_balance *b, const ar_ctx *c
     return AR_OK;
 }
 
-/* counts [groups, E] += the tokens of each group of consecutive ones that go to each expert. */
+/* Adds to counts [groups, E] the number of tokens of each group of consecutive tokens that go to each expert. */
 static ar_status count_tokens(int64_t *counts, size_t groups, const ari_balance *b, ar_ctx *ctx,
                               const ari_routed_tokens *t, const uint8_t *valid)
 {
@@ -87,7 +87,7 @@ static int64_t sum_of(const int64_t *counts, size_t n)
     return sum;
 }
 
-/* c [E], what the loss multiplies p by: a*E*n_i / divisor. */
+/* Computes c [E], the factors of p in the loss: a*E*n_i / divisor. */
 static void weigh_counts(float *c, const ari_balance *b, const int64_t *counts, double divisor)
 {
     const double weight = b->losses.balance_weight * (double)b->experts;
@@ -116,7 +116,7 @@ static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, a
     return AR_OK;
 }
 
-/* *c: [groups, E] on the device; of consecutive tokens, or (one group) of all. */
+/* Creates *c [groups, E] on the device, for groups of consecutive tokens, or one group of all tokens. */
 static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, const ari_routed_tokens *t,
                               const uint8_t *valid)
 {
@@ -131,14 +131,14 @@ static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, c
     return ar_ctx_upload(ctx, c, host);
 }
 
-/* z/T, the weight of a token's z-loss; 0 of no tokens. */
+/* Returns z/T, the weight of a token's z-loss; 0 without tokens. */
 static double z_of(const ari_balance *b, const ari_routed_tokens *t)
 {
     const size_t total_tokens = t->batch ? ari_batch_tokens(t->batch) : t->expert->shape[0];
     return total_tokens > 0 ? b->losses.z_loss / (double)total_tokens : 0.0;
 }
 
-/* Tokens for each row of c. */
+/* Returns the number of tokens for each row of c. */
 static size_t tokens_of_group(const ar_tensor *c, const ari_routed_tokens *t)
 {
     return c->data.ptr ? t->expert->shape[0] / c->shape[0] : 1;
@@ -211,7 +211,7 @@ ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *save
 
 /* --- the counts of a step ----------------------------------------------------------------------------------------- */
 
-/* The step's counts of all layers, where these are balanced together. */
+/* The step's counts of all layers, for models that balance all layers together. */
 typedef struct totals {
     ar_ctx *ctx;
     int64_t *counts; /* [experts] */

@@ -9,18 +9,18 @@ typedef struct ari_balance {
     ar_router_losses losses;
     size_t experts, per_token;
     bool spread;      /* the tensor-parallel ranks route different tokens */
-    const char *name; /* of the router; borrowed */
+    const char *name; /* name of the router; borrowed */
     int64_t *counts;  /* [experts]: tokens of the step's batch that go to each expert; NULL: counted for each
                          sequence, or not at all; owned */
     bool counted;     /* the counts are those of the running step */
-    double divisor;   /* counts / this, times a*E: what the loss multiplies p by */
-    ar_param sum;     /* of the losses' terms, one a token */
+    double divisor;   /* the loss multiplies p by a*E * counts / divisor */
+    ar_param sum;     /* sum of the losses' terms, one per token */
 } ari_balance;
 
 /* A router's tokens in a pass. */
 typedef struct ari_routed_tokens {
     const ar_tensor *expert; /* int32 [tokens, k] on the device */
-    const ar_tensor *x;      /* [.., tokens, hidden] */
+    const ar_tensor *x;      /* the router's input [.., tokens, hidden] */
     const ar_batch *batch;
 } ari_routed_tokens;
 
@@ -59,5 +59,5 @@ AR_NODISCARD ar_status ari_balance_share(ar_module *m, ar_ctx *ctx);
  *  pipeline if it has one. Errors: those of the device and the communicators, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_balance_value(ar_module *m, ar_ctx *ctx, double *value);
 
-/** The balance of a module of experts; NULL: it is another module. */
+/** Returns the balance of an experts module; NULL: another module. */
 ari_balance *ari_experts_balance(ar_module *m);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A router and its experts (layers.h). Every rank routes all its tokens; of each expert a tensor-parallel rank has part
- * of the width, and what the ranks' parts make is summed before it is rounded and weighted. Expert-parallel ranks have
- * some of the experts each: a token's rows go to those that have its experts, and what these make comes back. */
+/* A router and its experts (layers.h). Every rank routes all its tokens. A tensor-parallel rank has part of each
+ * expert's width; the ranks' partial results are summed before the sum is rounded and weighted. Expert-parallel
+ * ranks each have some of the experts: a token's rows are sent to the ranks with its experts, and the results are
+ * sent back. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -24,15 +25,15 @@ typedef struct experts_module {
     ar_module base;
     ar_experts_options o;
     ar_branch_split split;
-    ar_placement token_placement; /* of the tokens that this rank routes: all, or its own positions */
+    ar_placement token_placement; /* placement of the tokens that this rank routes: all, or its positions */
     ari_linear router;
     char router_name[ARI_PART_PATH], experts_name[ARI_PART_PATH];
-    ar_param *weight;                   /* [n, WEIGHTS], and then as many biases, where there are any; owned */
-    ar_param **first_weights, **second; /* [n, 2]: gate and up, [n]: down; owned */
-    size_t initialised_count;           /* of `weight`: those that were initialised, and of the biases */
+    ar_param *weight;                   /* [n, WEIGHTS] weights, followed by as many biases if there are any; owned */
+    ar_param **first_weights, **second; /* [n, 2] gate and up, and [n] down; owned */
+    size_t initialised_count;           /* number of initialised entries in `weight`, including biases */
     size_t local_experts, first_expert; /* experts of this rank, and the number of the first */
     size_t width;                       /* of an expert, here */
-    ari_shared shared;                  /* the expert that all tokens go to */
+    ari_shared shared;                  /* the expert for all tokens */
     ari_balance balance;
     ari_scores scores; /* of a router of sigmoids */
 } experts_module;
@@ -64,7 +65,7 @@ static ar_comm *cutting(const experts_module *m, const ar_ctx *ctx)
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
 
-/* The experts of the slots, [tokens, k], or (value not NULL) values of the slots, as all experts': for who listens. */
+/* Taps the slots' experts [tokens, k] or, if value is not NULL, values of the slots, for all experts. */
 static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, const ar_tensor *value,
                            const ar_tensor *expert, const ar_tensor *x)
 {
@@ -77,7 +78,7 @@ static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, cons
     return AR_OK;
 }
 
-/* routes: the experts of all expert-parallel ranks' tokens. */
+/* routes: experts for the tokens of all expert-parallel ranks. */
 static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *routes, ar_tensor *weight,
                        const ar_tensor *x, const ar_batch *batch)
 {
@@ -121,7 +122,7 @@ static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r
 /* Product of all experts: its weights, and (back) whether it computes gradients. */
 typedef struct product {
     const experts_module *m;
-    bool second, back, alone; /* alone: of this rank's part, not folded */
+    bool second, back, alone; /* alone: a product of this rank's part only, not reduced */
     size_t columns;           /* of the result, here */
 } product;
 
@@ -137,7 +138,7 @@ static ar_status make_operand(ar_ctx *ctx, const ar_operand **out, const void *u
                                      p->back ? AR_USE_BACKWARD : AR_USE_FORWARD, k, k_over, rows_over);
 }
 
-/* y [slots, columns] of the experts' rows x; where the product's terms are cut, folded. */
+/* Computes y [slots, columns] from the experts' rows x; a product whose terms are divided is reduced. */
 static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const product *p, const ari_routes *r)
 {
     const char *not_reduced = p->back ? "experts_dx_not_reduced" : "experts_not_reduced";
@@ -163,8 +164,8 @@ static ar_tensor rows_of_expert(const ar_tensor *t, const ari_routes *r, size_t 
     return ar_tensor_slice(t, 0, begin, r->groups.first[i + 1] - begin);
 }
 
-/* y of each expert's rows plus its biases of weights [first_weight, first_weight + n), side by side; each is `width`
- * wide here. */
+/* Adds to y, for each expert's rows, the biases of weights [first_weight, first_weight + n), side by side; each has
+ * `width` columns on this rank. */
 static ar_status add_biases(const experts_module *m, ar_ctx *ctx, const ar_tensor *y, const ari_routes *r,
                             int first_weight, size_t n, size_t width)
 {
@@ -350,7 +351,7 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     return AR_OK;
 }
 
-/* dx of the tokens that went to the experts; g [tokens, k]: the gradient of the slots' weights. */
+/* Computes dx for the tokens that went to the experts; g [tokens, k]: the gradient of the slots' weights. */
 static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *g,
                                   const ar_tensor *dy, const ar_tensor *x, const ar_tensor *weight, const ari_routes *r)
 {
@@ -397,7 +398,7 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
     return ari_add_gradient(ctx, dx, &router_dx);
 }
 
-/* dx, whole, from dy, whole. */
+/* Computes dx from dy, both replicated. */
 static ar_status gradient_of(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                              const ar_batch *batch)
 {

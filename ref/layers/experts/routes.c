@@ -9,13 +9,13 @@
 typedef struct sorting {
     size_t ranks, me, k;
     size_t slots;                /* of each rank */
-    size_t samples, own_samples; /* of all those whose rows come here, of one rank */
-    size_t first_expert;         /* of this rank's, of which there are groups.n */
-    int32_t *expert;             /* [ranks, slots]; NULL: the experts in turn */
+    size_t samples, own_samples; /* number of samples whose rows arrive here, and of samples of one rank */
+    size_t first_expert;         /* first of this rank's experts, whose number is groups.n */
+    int32_t *expert;             /* [ranks, slots] experts; NULL: the experts in turn */
     size_t experts;
-    bool gathered; /* the tokens of all ranks come here */
+    bool gathered; /* true if the tokens of all ranks arrive here */
     int64_t *place, *slot_of, *arrived, *departed;
-    size_t *next_row; /* of each expert, or of each expert's samples: rows that have their slot */
+    size_t *next_row; /* next row of each expert, or of each expert's samples */
     ari_arena *memory;
 } sorting;
 
@@ -24,7 +24,7 @@ static bool has_peers(const ar_ctx *ctx)
     return ar_comm_size(ctx->ep) > 1;
 }
 
-/* The kernel says -1 - i of a token whose logit i is not a number. */
+/* The kernel returns -1 - i for a token whose logit i is NaN. */
 static ar_status check_experts(const int32_t *expert, size_t slots, size_t k, const char *name)
 {
     for (size_t i = 0; i < slots; i++) {
@@ -50,15 +50,15 @@ static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *routin
     return check_experts(s->expert, s->ranks * s->slots, s->k, routing->name);
 }
 
-/* Where the experts come in turn, slot i of all ranks' being expert i mod `experts`: how many of the slots in
- * [first_slot, first_slot + count) are of an expert. */
+/* Returns how many of the slots [first_slot, first_slot + count) belong to an expert if the experts come in turn, slot
+ * i on all ranks belonging to expert i mod `experts`. */
 static size_t count_in_turn(const sorting *s, size_t expert, size_t first_slot, size_t count)
 {
     const size_t before = (first_slot + s->experts - 1 - expert) / s->experts;
     return (first_slot + count + s->experts - 1 - expert) / s->experts - before;
 }
 
-/* The rows that this rank sends: its slots by expert. next_row: [experts + 1], zero. */
+/* Sorts this rank's slots by expert, which are the rows that it sends. next_row: [experts + 1], zero. */
 static void sort_sent(sorting *s)
 {
     const size_t experts = s->experts;
@@ -74,7 +74,7 @@ static void sort_sent(sorting *s)
     }
 }
 
-/* Slot i of rank r: which of this rank's experts it is for; false: of another rank. */
+/* Finds the expert of slot i of rank r; returns false if the expert is on another rank. */
 static bool comes_here(size_t *expert, const ari_routes *r, const sorting *s, size_t rank, size_t i)
 {
     const size_t e = (size_t)s->expert[rank * s->slots + i];
@@ -90,7 +90,7 @@ static size_t sample_of(const sorting *s, size_t rank, size_t i)
     return rank / sharers * s->own_samples + i / (s->slots / s->own_samples);
 }
 
-/* rows of run [expert, sample], e * width + k, += the rows of each expert that are of each sample. */
+/* Adds to rows [expert, sample], at index e * width + k, the number of rows of each expert and sample. */
 static void count_runs(size_t *rows, size_t width, const ari_routes *r, const sorting *s)
 {
     const size_t slots_per_sample = s->own_samples > 0 ? s->slots / s->own_samples : 1; /* slots of a sample */
@@ -170,7 +170,7 @@ static void count_moved(ari_routes *r, const sorting *s)
         r->sends[e / r->groups.n] += count_in_turn(s, e, s->me * s->slots, s->slots);
 }
 
-/* all [ranks, tokens, n] from each rank's own [tokens, n]. */
+/* Gathers [ranks, tokens, n] from each rank's [tokens, n]. */
 static ar_status gather(ar_ctx *ctx, ar_tensor *gathered, const ar_tensor *local, const char *tag)
 {
     const size_t shape[3] = {(size_t)ar_comm_size(ctx->ep), local->shape[0], local->shape[1]};
@@ -282,7 +282,7 @@ ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *routing
     const size_t sample_ranks = (size_t)(ari_extent(&ctx->layout, ari_expert_axes(&ctx->layout)) / ctx->layout.dp);
     const size_t sharers = ranks < sample_ranks
                                ? ranks
-                               : sample_ranks, /* of these ranks, those that have tokens of one sample */
+                               : sample_ranks, /* the ranks among them that have tokens of one sample */
         tokens = routing->gathered_experts->shape[1];
     ARI_ENDED(ari_arena_free) ari_arena memory = {0};
     sorting s = {.memory = &memory,

@@ -10,30 +10,31 @@
 typedef struct ari_routes {
     size_t k;          /* experts of a token */
     ar_groups groups;  /* rows of each of this rank's experts */
-    ar_tensor place;   /* int64 [slots]: the row of each slot among those that are sent; of the step */
-    ar_tensor slot_of; /* int64 [slots]: the slot of each of those; of the step */
+    ar_tensor place;   /* int64 [slots] row of each slot among the sent rows; of the step */
+    ar_tensor slot_of; /* int64 [slots] slot of each sent row; of the step */
     size_t rows;       /* of the experts here */
     /* only with expert-parallel ranks, else NULL */
     size_t *sends, *receives; /* rows to and from each rank */
     ar_tensor arrived,
         departed; /* int64 [rows]: index of each expert row among the received rows (for gathered tokens, its slot
                      among all ranks'), and the index from which it is sent back */
-    size_t *first_row, *sample, *known_rows; /* those of `groups` */
-    ari_arena memory;                        /* of these and the numbers of rows */
+    size_t *first_row, *sample, *known_rows; /* arrays of `groups` */
+    ari_arena memory;                        /* memory of these arrays and of the numbers of rows */
 } ari_routes;
 
 /* Inputs of the routes. */
 typedef struct ari_routing {
-    const ar_tensor *
-        gathered_experts; /* int32 [ranks, tokens, k] on the device: the experts of all expert-parallel ranks' tokens */
-    size_t experts;       /* of the layer */
-    size_t samples;       /* of consecutive tokens, of this rank */
-    const char *name;     /* of the router, for messages */
+    const ar_tensor
+        *gathered_experts; /* int32 [ranks, tokens, k] on the device: experts for the tokens of all expert-parallel
+                              ranks */
+    size_t experts;        /* of the layer */
+    size_t samples;        /* of consecutive tokens, of this rank */
+    const char *name;      /* of the router, for messages */
 } ari_routing;
 
-/** *gathered from expert [tokens, k], which ends: collective over the expert-parallel ranks. */
+/** Gathers expert [tokens, k], which ends, into *gathered. Collective over the expert-parallel ranks. */
 AR_NODISCARD ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *gathered, ar_tensor *expert, const char *tag);
-/** This rank's part of that, [tokens, k], as a view. */
+/** Returns this rank's part of *gathered, [tokens, k], as a view. */
 ar_tensor ari_routes_local(const ar_ctx *ctx, const ar_tensor *gathered);
 /** Creates y, f32, for a listener. value NULL: [.., k], the experts [tokens, k] as numbers; otherwise [.., experts], +0
  *  except for the values [tokens, k] of each token's experts. x gives y's other extents. */
@@ -49,6 +50,7 @@ void ari_routes_end(ari_routes *r, ar_ctx *ctx);
 AR_NODISCARD ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight,
                                        const ari_routes *r, const char *tag);
 AR_NODISCARD ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag);
-/** y, like x: the sum over each token's slots of the experts' rows, times their weights (NULL: not). */
+/** Computes y, shaped like x: for each token the sum of its slots' expert rows, times their weights unless weight is
+ *  NULL. */
 AR_NODISCARD ar_status ari_routes_combine(ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows, const ar_tensor *weight,
                                           const ari_routes *r, const ar_tensor *x);

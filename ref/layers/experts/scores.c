@@ -91,7 +91,7 @@ ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor 
 
 /* --- the bias ----------------------------------------------------------------------------------------------------- */
 
-/* router_bias_counts_plain: the experts of the largest scores, without the bias, of all groups. */
+/* router_bias_counts_plain: chooses the experts with the largest scores, ignoring bias and groups. */
 static ar_status choose_plainly(ar_tensor *expert, ar_ctx *ctx, const ari_chosen *chosen)
 {
     const size_t tokens = chosen->expert->shape[0], k = chosen->expert->shape[1];
@@ -124,7 +124,7 @@ static ar_status zero_counts(void *user, ar_module *m)
     return AR_OK;
 }
 
-/* router_bias_counts_bf16: a count as it is kept. */
+/* router_bias_counts_bf16: rounds a count as it is stored. */
 static int64_t round_count(const ar_ctx *ctx, int64_t n)
 {
     return ari_faulty(ctx, "router_bias_counts_bf16") ? (int64_t)ari_f32_of_bf16(ari_bf16_of_f32((float)n)) : n;

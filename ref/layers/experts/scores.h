@@ -13,8 +13,9 @@ typedef struct ari_chosen {
 typedef struct ari_scores {
     ar_param bias; /* [E], frozen; without a device if a softmax router has no bias */
     ar_route_rule rule;
-    const ari_balance *tokens; /* of the same router: which tokens count. Borrowed */
-    int64_t *counts;           /* [E]: tokens of the step that went to each so far; NULL: the bias stays. Owned */
+    const ari_balance *tokens; /* balance of the same router, which knows the tokens that count; borrowed */
+    int64_t *counts;           /* [E] number of the step's tokens that went to each expert; NULL: the bias is
+                                  constant. Owned */
 } ari_scores;
 
 /** Initialises a router's scores. name: of the module with the router; balance: of the same router, borrowed. Errors:

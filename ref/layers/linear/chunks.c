@@ -64,7 +64,7 @@ struct ari_gathering {
     const ari_communication *overlapped;
     const char *tag;
     ar_buf rows[2];             /* of chunks 0, 2, .. and 1, 3, .. */
-    ar_event *arrival_event[2]; /* and the points at which they are there */
+    ar_event *arrival_event[2]; /* events recorded when the chunks have arrived */
     size_t *counts;             /* [ranks] */
 };
 
@@ -131,7 +131,7 @@ ar_status ari_gather_full(ar_ctx *ctx, ari_gathering *g, ar_tensor *gathered)
 {
     ar_tensor rows;
     AR_TRY(ari_gather_chunk(ctx, g, 0, &rows));
-    if (g->c.samples == 1) { /* they are in that order */
+    if (g->c.samples == 1) { /* rows are already in that order */
         *gathered = g->x;
         gathered->shape[gathered->ndim - 2] *= g->c.ranks;
         gathered->data = rows.data;

@@ -22,7 +22,7 @@ ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i)
     return columns_of(l->output_width, y, i);
 }
 
-/* Its name in a record: the one weight's; NULL: of several, the module's. */
+/* Returns the name in a record: the weight's if there is only one; otherwise NULL for the module's. */
 static const char *name_of(const ari_linear *l)
 {
     return l->n == 1 ? l->weight[0]->name : NULL;
@@ -42,13 +42,14 @@ static ar_comm *row_group(const ari_linear *l, const ar_ctx *ctx)
 
 /* --- placements --------------------------------------------------------------------------------------------------- */
 
-/* Placement of X as the GEMM takes it. */
+/* Returns the placement of X as the GEMM uses it. */
 static ar_placement consumed_as(const ari_linear *l)
 {
     return ari_is_rowwise(&l->split) ? ari_shard_features : ari_replicated;
 }
 
-/* Placement of Y as the GEMM gives it: a sum over the ranks is reduced to the wanted placement, unless by features. */
+/* Returns the placement of Y as the GEMM computes it: a sum over ranks is reduced to the required placement, unless
+ * that is by features. */
 static ar_placement produced_as(const ari_linear *l)
 {
     if (ari_is_colwise(&l->split))
@@ -56,7 +57,7 @@ static ar_placement produced_as(const ari_linear *l)
     return ari_is_rowwise(&l->split) && !ari_placed_by_features(l->split.output) ? l->split.output : ari_replicated;
 }
 
-/* Placement of dY as the GEMM takes it. */
+/* Returns the placement of dY as the GEMM uses it. */
 static ar_placement gradient_consumed_as(const ari_linear *l)
 {
     return ari_is_colwise(&l->split) ? ari_shard_features : ari_replicated;
@@ -75,13 +76,13 @@ static bool reduce_scatters(const ar_ctx *ctx, ar_placement folded)
     return ari_placed_by_tokens(folded) && ar_comm_size(ctx->tp) > 1;
 }
 
-/* True if X is gathered for each GEMM: the rank's part is saved between the passes. */
+/* Returns true if X is gathered for each GEMM, so that only the rank's part is saved between the passes. */
 static bool regathers_input(const ari_linear *l, const ar_ctx *ctx)
 {
     return l->split.input.kind == AR_SHARD && !ari_is_rowwise(&l->split) && !ctx->keep_gathered;
 }
 
-/* True if a value placed as `from_placement` is gathered in chunks, overlapped with the GEMM that takes it whole. */
+/* Returns true if a value with placement `from_placement` is gathered in chunks that overlap with the GEMM. */
 static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x, ar_placement from_placement,
                             ar_placement to_placement)
 {
@@ -111,11 +112,12 @@ typedef struct next_gathers {
 typedef struct overlapped {
     const ari_product *product; /* product whose A has these rows; NULL: none */
     const ari_output *output;
-    ar_tensor *gathered; /* a tensor of the step with all of it; NULL: not wanted */
+    ar_tensor *gathered; /* tensor of the step with the whole value; NULL: not wanted */
     const next_gathers *next_gather;
 } overlapped;
 
-/* Enqueues the gather of an input that is needed whole later in this backward pass, but not of one needed after it. */
+/* Enqueues the gather of an input that is needed in full later in this backward pass, but not of one needed after
+ * it. */
 static ar_status prefetch_input(ar_ctx *ctx, ari_input_prefetch *a, const ar_tensor *x)
 {
     ari_chunks c;
@@ -140,7 +142,7 @@ static ar_status gather_next(ar_ctx *ctx, const next_gathers *n)
     return prefetch_input(ctx, n->after, &x);
 }
 
-/* x, in chunks: one is multiplied and put to its place while the next one comes. */
+/* Gathers x in chunks: one chunk is multiplied and copied to its position while the next one arrives. */
 static ar_status gather_chunks(ar_ctx *ctx, const overlapped *b, const ari_chunks *c, const ar_tensor *x,
                                const char *tag)
 {
@@ -151,7 +153,7 @@ static ar_status gather_chunks(ar_ctx *ctx, const overlapped *b, const ari_chunk
     for (size_t i = 0; i < c->n; i++) {
         ar_tensor rows;
         AR_TRY(ari_gather_chunk(ctx, g, i, &rows));
-        if (b->next_gather && i + 2 == c->n) /* all of x's own are enqueued */
+        if (b->next_gather && i + 2 == c->n) /* all of x's chunks are enqueued */
             AR_TRY(gather_next(ctx, b->next_gather));
         if (b->product)
             AR_TRY(ari_multiply_chunk(ctx, b->product, b->output, c, i, &rows));
@@ -198,7 +200,7 @@ static ar_status save_input(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const a
 static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size_t width)
 {
     const bool is_partial = l->split.output.kind == AR_PARTIAL_SUM;
-    const size_t terms = is_partial ? width : l->in_features.width[0]; /* of the sum that is rounded */
+    const size_t terms = is_partial ? width : l->in_features.width[0]; /* terms of the rounded sum */
     *p = (ari_product){.n = 1,
                        .width = {width},
                        .group = is_partial ? NULL : column_group(l, ctx),
@@ -395,7 +397,7 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
               : AR_OK;
 }
 
-/* dx as X came. */
+/* Converts dx to the placement in which X arrived. */
 static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *made_dx)
 {
     const ar_tp_redistribution change = {gradient_produced_as(l), ari_placed_gradient(l->split.input)};
@@ -432,7 +434,7 @@ static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
     return ctx->arith->grad_rows(ctx, &l->bias[i], &dy, (ar_cbuf){NULL});
 }
 
-/* dy: of the positions that this rank's biases have met. */
+/* dy: of the positions to which this rank's biases were added. */
 static ar_status bias_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *dy)
 {
     const ar_tensor rows = ari_tensor_rows(dy);
@@ -441,11 +443,11 @@ static ar_status bias_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *dy)
     return AR_OK;
 }
 
-/* dW = dY^T X, which nothing in the backward pass waits for. */
+/* A deferred dW = dY^T X, for which nothing in the backward pass waits. */
 typedef struct weight_job {
     ari_linear *l;
-    ar_tensor x, dy;                 /* x: as it was kept; dy: all positions */
-    struct ari_gathering *gathering; /* that x comes by; NULL: it is not under way */
+    ar_tensor x, dy;                 /* x: as saved; dy: all positions */
+    struct ari_gathering *gathering; /* gathering of x; NULL: not in flight */
 } weight_job;
 
 /* x, dy: all positions. */

@@ -7,28 +7,28 @@
 typedef struct ari_linear_part {
     const char *name;           /* full path, ".weight" and ".bias" are added */
     size_t out;                 /* full output width */
-    ar_param *tied;             /* an existing weight, borrowed; NULL: an own one */
+    ar_param *tied;             /* an existing weight, borrowed; NULL: the layer creates one */
     int blocks;                 /* > 0: packed blocks, split block by block (q|k|v) */
     size_t block[AR_MAX_PARTS]; /* their widths */
     int copies;                 /* number of adjacent ranks that hold the same rows, so that there are N/copies parts */
 } ari_linear_part;
 
-/* Weights that multiply the same input: one contraction forward, and one backward for the dX they share. A single
- * linear layer is a group of one; q, k, v and gate, up are groups of three and two. Y is [tokens, the outputs side by
- * side]. */
+/* Weights that multiply the same input: one contraction forward, and one backward for their common dX. A single linear
+ * layer is a group of one; q, k, v are a group of three, and gate and up a group of two. Y is [tokens, all outputs side
+ * by side]. */
 typedef struct ari_linear {
     ar_linear_split split;
     int n;
-    ari_features in_features, out;     /* in full; a part of `out` may be several blocks */
-    size_t local_width[AR_MAX_PARTS];  /* output widths of the parts as this rank's product makes them, */
-    size_t output_width[AR_MAX_PARTS]; /* and as they leave */
+    ari_features in_features, out;     /* full widths; a part of `out` may consist of several blocks */
+    size_t local_width[AR_MAX_PARTS];  /* output widths of the parts in this rank's product, */
+    size_t output_width[AR_MAX_PARTS]; /* and in the output */
     size_t local_total, output_total;  /* their sums */
     ar_param *weight[AR_MAX_PARTS];
     ar_param own_weight[AR_MAX_PARTS];
     ar_param bias[AR_MAX_PARTS];
     bool has_bias, owns_input;
-    bool peaked;   /* its outputs are logits (ar_operand_use) */
-    size_t shared; /* the last features of Y, which heads of all ranks take */
+    bool peaked;   /* true if the outputs are logits (ar_operand_use) */
+    size_t shared; /* number of Y's last features, which heads of all ranks use */
 } ari_linear;
 
 typedef struct ari_linear_spec {
@@ -37,17 +37,17 @@ typedef struct ari_linear_spec {
     ari_linear_part part[AR_MAX_PARTS];
     size_t in_features;
     bool bias, transposed;
-    bool uneven;     /* the vocabulary, of logits: rows need not divide */
+    bool uneven;     /* true for a vocabulary of logits: the number of rows need not divide */
     bool chooses;    /* a router, a gate */
     bool owns_input; /* the layer releases X because it saves something else */
 } ari_linear_spec;
 
-/** Makes the parameters that are not tied. On failure nothing is left to release. Errors: AR_ERR_INDIVISIBLE (names the
- *  weight), AR_ERR_ARG (name too long), AR_ERR_MEMORY. */
+/** Creates the parameters that are not tied. After a failure nothing needs to be released. Errors: AR_ERR_INDIVISIBLE
+ *  (names the weight), AR_ERR_ARG (name too long), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s);
 /** Initialises only weight i, for a layer that multiplies by it itself. Errors: those of ari_linear_init. */
 AR_NODISCARD ar_status ari_linear_weight_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *s, int i);
-/** The same of a bias. */
+/** Does the same for a bias. */
 AR_NODISCARD ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *s, int i);
 /** Frees what ari_linear_init created; a tied weight stays with its owner. */
 void ari_linear_fini(ari_linear *l);
@@ -60,8 +60,8 @@ AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *
  * begun. */
 typedef struct ari_input_prefetch {
     ari_linear *layer;
-    struct ari_gathering *gathering; /* an object of the step; NULL: not under way */
-    bool biases_summed;              /* the kernel that made its dY has added it to its biases' gradients */
+    struct ari_gathering *gathering; /* a gathering in the step; NULL: not in flight */
+    bool biases_summed;              /* true if the kernel that computed its dY has added dY to the biases' gradients */
 } ari_input_prefetch;
 
 static inline bool ari_is_colwise(const ar_linear_split *s)
@@ -73,20 +73,22 @@ static inline bool ari_is_rowwise(const ar_linear_split *s)
     return s->style == AR_STYLE_ROWWISE;
 }
 
-/** Bias sums for the kernel that makes the dY of prefetch->next: sum[i] of part i's bias; marks them as done in
- *  `prefetch`. No sum is made if the layer has no bias, or if its bias was added under another placement than dY's. */
+/** Returns bias sums for the kernel that computes the dY of prefetch->next: sum[i] for part i's bias; marks them as
+ *  done in `prefetch`. No sum is returned if the layer has no bias, or if its bias was added with another placement
+ *  than dY's. */
 AR_NODISCARD ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_input_prefetch *prefetch);
 /** Saves what ari_linear_forward saves for x without computing y: ar_module_ops.recompute of a module that ends with
  *  the layer. */
 AR_NODISCARD ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x);
-/** dx from dy [.., output_total], placed as the gradients of x and y, tapped as `name` (NULL: not; dx NULL: neither
- *  computed nor tapped); then the gradients of the biases and the weights, in order. What a sample is of a 2-D input
- *  says ari_ctx_samples. prefetch: begins, for another layer than l, or (l itself) is what has begun; NULL: neither. */
+/** Computes dx from dy [.., output_total], with the placements of the gradients of x and y, tapped as `name` (NULL: not
+ *  tapped; dx NULL: neither computed nor tapped); then the gradients of biases and weights, in order. For a 2-D input,
+ *  ari_ctx_samples determines the samples. prefetch: started for another layer than l, or (l itself) already started;
+ *  NULL: neither. */
 AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dy, const char *name, ari_input_prefetch *prefetch);
-/** Columns of a y that leaves that belong to weight i, as a view. */
+/** Returns the columns of an output y that belong to weight i, as a view. */
 ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i);
-/** Each weight, then its bias; tied weights too. Returns how many; writes at most cap. */
+/** Lists each weight and then its bias, including tied weights. Writes at most cap; returns the number. */
 size_t ari_linear_params(ari_linear *l, ar_param **out, size_t cap);
 /** Creates a single layer as a module with its name. Release it with ar_module_destroy. Errors: those of
  *  ari_linear_init and ari_module_begin. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Linear layers as modules: a group of one weight. */
+/* Linear layers as modules: groups of one weight. */
 #include <stdlib.h>
 
 #include "ref/layers/faults.h"

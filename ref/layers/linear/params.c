@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parameters of a parallel linear layer: which block of each weight and bias a rank holds. */
+/* The parameters of a parallel linear layer: which blocks of each weight and bias a rank holds. */
 #include <string.h>
 
 #include "ref/context/context_private.h"
@@ -8,7 +8,7 @@
 #include "ref/layers/layers_private.h"
 #include "ref/layers/linear/linear.h"
 
-/* The blocks of a dimension of a column-parallel part: each is cut by itself. Returns how many. */
+/* Gets the blocks of a column-parallel part's dimension, each of which is divided separately. Returns their number. */
 static int blocks_of(size_t block[AR_MAX_PARTS], const ari_linear_part *part, size_t extent)
 {
     block[0] = extent;
@@ -44,7 +44,7 @@ static ar_status column_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_part 
     return AR_OK;
 }
 
-/* Shards the weight along its output (column) or input (row) dimension, wherever its storage has that. */
+/* Shards the weight along its output (column) or input (row) dimension, in whichever position the storage has it. */
 static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec *s, const ari_linear_part *part)
 {
     const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
@@ -72,7 +72,7 @@ ar_status ari_linear_weight_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec
     AR_TRY(ari_path(name, sizeof name, part->name, "weight"));
     AR_TRY(weight_layout(&layout, ctx, s, part));
     AR_TRY(ar_param_init(p, ctx, name, &layout, s->transposed));
-    /* A rank without rows still has columns, or its matrix would be [0, 0]. */
+    /* A rank without rows still has columns; otherwise its matrix would be [0, 0]. */
     if (s->uneven && layout.nbox == 0)
         p->value.shape[s->transposed ? 0 : 1] = s->in_features;
     p->init = AR_INIT_XAVIER_NORMAL;
@@ -116,7 +116,7 @@ ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *
     return AR_OK;
 }
 
-/* The widths of part i, and its blocks. The rows of a column-parallel weight may be copies of another rank's. */
+/* Sets the widths of part i and its blocks. A column-parallel weight's rows may be copies of another rank's. */
 static ar_status set_widths(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s, int i)
 {
     const ari_linear_part *part = &s->part[i];

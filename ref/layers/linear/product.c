@@ -12,7 +12,7 @@ static ar_status make_operand(ar_ctx *ctx, const ar_operand **a, const ari_produ
     return ctx->arith->operand_a(ctx, a, &parts, p->b, p->tag);
 }
 
-/* y = the sum, of all of whose rows there are `rows` here. */
+/* Rounds the sum to y; this rank has `rows` rows of it. */
 static ar_status round_sum(ar_ctx *ctx, const ari_product *p, const ari_output *o, ar_sum *s, size_t rows)
 {
     const ar_tensor y = ari_tensor_rows(&o->y), z = ari_tensor_rows(&o->z);
@@ -91,7 +91,7 @@ ar_status ari_multiply_chunk(ar_ctx *ctx, const ari_product *p, const ari_output
     return AR_OK;
 }
 
-/* A product under way: a chunk's rows, and their sum over the ranks. */
+/* A product in progress: the rows of a chunk, and their sum over the ranks. */
 typedef struct under_way {
     const ar_operand *a;
     ar_sum *s;
@@ -119,7 +119,7 @@ static ar_status end_chunk(ar_ctx *ctx, under_way *u, const ari_product *p, cons
     return AR_OK;
 }
 
-/* rows [tokens, f] = t [.., s, f] in chunk order, chunk by chunk: memory of the step. */
+/* Copies t [.., s, f] to rows [tokens, f] chunk by chunk, in memory of the step. */
 static ar_status chunk_order(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t)
 {
     const size_t total_rows = c->ranks * c->samples * c->local_seq;

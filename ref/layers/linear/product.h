@@ -7,10 +7,10 @@
 
 typedef struct ari_product {
     const ar_operand *b;                              /* the weights */
-    int n;                                            /* parts of A, side by side: */
-    size_t column[AR_MAX_PARTS], width[AR_MAX_PARTS]; /* of its rows */
-    ar_comm *group; /* the group over which the product is a sum; NULL: it is complete here */
-    bool scattered; /* each rank wants its own positions of that sum */
+    int n;                                            /* number of parts of A that are side by side: */
+    size_t column[AR_MAX_PARTS], width[AR_MAX_PARTS]; /* first column and width of each part */
+    ar_comm *group; /* the group over which the product is summed; NULL: the product is complete on this rank */
+    bool scattered; /* true if each rank needs only its positions of the sum */
     bool unreduced; /* the fault column_dx_not_reduced */
     const char *tag;
 } ari_product;
@@ -22,7 +22,7 @@ typedef struct ari_output {
     ar_activation act;
 } ari_output;
 
-/** o = in B^T, in [.., s, f] contiguous: at once. */
+/** Computes o = input B^T for input [.., s, f] contiguous, without chunks. */
 AR_NODISCARD ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *input);
 /** Writes the rows of chunk i, of which `rows` belong to A, to their positions; the product is complete here. */
 AR_NODISCARD ar_status ari_multiply_chunk(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ari_chunks *c,
