@@ -12,8 +12,8 @@
 #include "ref/core/status_private.h"
 #include "ref/core/wait.h"
 
-/* A worker without work sleeps soon: the cores belong to the ranks, which compute in the meantime. Measured: a queue
- * that gets its tasks at shorter distances than this hands them over without a system call that sleeps or wakes. */
+/* Time after which an idle worker sleeps. It is short because the ranks compute meanwhile and need the cores. Measured:
+ * a queue whose tasks arrive at shorter intervals needs no system call to sleep or wake. */
 #define IDLE_AWAKE_NS ((uint64_t)50000)
 
 typedef struct task {
@@ -21,36 +21,37 @@ typedef struct task {
     ar_status (*fn)(void *);
     ari_drop_fn drop; /* NULL: nothing to release */
     void *arg;
-    uint64_t virtual_ns; /* when it was enqueued, by the clock of the lane that did */
+    uint64_t virtual_ns; /* time of enqueuing, on the enqueuing lane's clock */
 } task;
 
 struct ar_queue {
     ar_queue_kind kind;
     char name[32];
-    atomic_int refs; /* the owner, events recorded on it, queues that wait for it */
+    atomic_int refs; /* references: the owner, events recorded on the queue, queues that wait for it */
     /* Words to wait for, written under `lock`. */
     _Atomic uint64_t posted;    /* changes with every task enqueued, and at the end */
     _Atomic uint64_t finished;  /* tasks ended since creation */
-    ari_sleepers work, waiters; /* who waits for `posted`: the worker; for `finished` */
+    ari_sleepers work, waiters; /* waiters for `posted` (the worker) and for `finished` */
     pthread_mutex_t lock;
-    /* Everything below is guarded by `lock`. */
+    /* The following fields are guarded by `lock`. */
     task *head, **tail;
     uint64_t pushed; /* tasks enqueued since creation */
     bool stop;
-    ar_status st;           /* the first error; it stays */
-    char *error;            /* its message; NULL if there was no memory for it */
-    ari_failure *failure;   /* from outside: kept; NULL: none is to be heeded */
-    uint64_t *virtual_ends; /* [finished]: when each task ended, by the lane's virtual clock; empty without one */
+    ar_status st;           /* the first error, which is never replaced */
+    char *error;            /* its message; NULL if memory was short */
+    ari_failure *failure;   /* failure of an outside source, referenced; NULL: none is observed */
+    uint64_t *virtual_ends; /* [finished] end time of each task on the lane's virtual clock; empty without a virtual
+                               clock */
     size_t virtual_capacity;
-    /* Not guarded: written at creation. */
+    /* Not guarded: set at creation. */
     pthread_t thread;
-    ari_lane *lane;     /* of the thread, where a simulated rank made the queue */
-    ar_queue *chain;    /* of a thread: the inline queue on which chains run */
-    ari_stream *stream; /* where tasks enqueue what is done later; NULL: they do it themselves */
-    bool owns_stream;   /* a chain stands on its thread's */
+    ari_lane *lane;     /* the thread's lane if a simulated rank created the queue */
+    ar_queue *chain;    /* for a thread: the inline queue on which chains run */
+    ari_stream *stream; /* stream on which tasks enqueue further work; NULL: tasks do all work themselves */
+    bool owns_stream;   /* false for a chain's queue, which uses its thread's stream */
 };
 
-/* The first error stays; later ones are consequences. */
+/* The first error is kept, since later errors are consequences. */
 static void poison(ar_queue *q, ar_status st, const char *message)
 {
     pthread_mutex_lock(&q->lock);
@@ -92,9 +93,9 @@ static void run_task(ar_queue *q, const task *t)
     const ar_status st = t->fn(t->arg);
     if (st != AR_OK)
         poison(q, st, ar_error_message());
-    if (q->stream) { /* a task has ended when all is done that it enqueued */
+    if (q->stream) { /* a task has ended when everything that it enqueued is done */
         (void)ari_queue_note(q, ari_stream_sync(q->stream, 0));
-        (void)ari_queue_note(q, first_error(q->chain)); /* what it enqueued by may have a failure to heed */
+        (void)ari_queue_note(q, first_error(q->chain)); /* the work that it enqueued may have failed */
     }
 }
 
@@ -113,7 +114,7 @@ static void count_ended(ar_queue *q)
     ari_wake(&q->waiters);
 }
 
-/* NULL: stopped, and all that was enqueued is done. */
+/* Returns the next task; NULL: the queue was stopped, and all tasks are done. */
 static task *next_task(ar_queue *q)
 {
     ari_wait w = {.sleepers = &q->work, .awake_ns = IDLE_AWAKE_NS};
@@ -189,7 +190,7 @@ static ar_status create_queue(ar_queue **out, ar_queue_kind kind, const char *na
         return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no lock for queue '%s': %s", name ? name : "",
                             strerror(rc));
     }
-    /* Before the lane: this may pass the turn on, which a lane must not get before it has a thread. */
+    /* before the lane is created: this may pass the turn on, which a lane must not receive before it has a thread */
     if (kind == AR_QUEUE_THREAD) {
         const ar_status st = create_queue(&q->chain, AR_QUEUE_INLINE, q->name, stream, false);
         if (st != AR_OK) {
@@ -211,7 +212,7 @@ static ar_status create_queue(ar_queue **out, ar_queue_kind kind, const char *na
         return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no thread for queue '%s': %s", name ? name : "",
                             strerror(rc));
     }
-    q->owns_stream = owns; /* last: what fails before leaves it to the caller */
+    q->owns_stream = owns; /* set last: after an earlier failure the stream belongs to the caller */
     *out = q;
     ari_wait_yield();
     return AR_OK;
@@ -281,9 +282,9 @@ void ar_queue_destroy(ar_queue *q)
             ari_lane_reach(ari_lane_self(), q->lane->virtual_ns);
         ari_record_wait(since, q->lane);
     } else if (q->owns_stream) {
-        (void)ari_queue_note(q, ari_stream_sync(q->stream, 0)); /* events that outlive the queue hear of an error */
+        (void)ari_queue_note(q, ari_stream_sync(q->stream, 0)); /* events that outlive the queue report its error */
     }
-    if (q->owns_stream) /* now, and not with the last event: the device may be gone by then */
+    if (q->owns_stream) /* now, and not with the last event, by when the device may be gone */
         q->stream->ops->destroy(q->stream);
     queue_release(q);
 }
@@ -303,7 +304,8 @@ ar_queue *ari_queue_inner(ar_queue *q)
     return q->kind == AR_QUEUE_INLINE ? q : q->chain;
 }
 
-/* Inline: the host is the queue. No allocation, so that a small collective costs what it moves. */
+/* Begins an inline task: the calling thread is the queue. Allocates nothing, so that a small collective costs no more
+ * than its data. */
 ar_status ari_queue_begin(ar_queue *q)
 {
     ari_wait_yield();
@@ -351,7 +353,7 @@ ar_status ar_queue_host(ar_queue *q, ar_status (*fn)(void *), void *arg)
     if (!q || !fn)
         return ar_error_set(AR_ERR_ARG, "ar_queue_host: %s is missing", q ? "the function" : "the queue");
     bool ran;
-    if (q->stream && q->kind == AR_QUEUE_INLINE) /* its tasks have run, and may not be done */
+    if (q->stream && q->kind == AR_QUEUE_INLINE) /* its tasks have run, but their work may not be done */
         AR_TRY(ari_queue_await(q, ari_queue_ticket(q), 0));
     return ari_queue_push(q, fn, NULL, arg, &ran);
 }
@@ -401,10 +403,11 @@ uint64_t ari_queue_ticket(ar_queue *q)
     return ticket;
 }
 
-/* `lock` held; the ticket is done: the calling lane has waited for it, so its virtual clock is not before it. */
+/* Advances the calling lane's virtual clock to the end of a ticket; `lock` is held. The lane has waited for the ticket,
+ * so its clock must not be earlier. */
 static void reach_ticket(const ar_queue *q, uint64_t ticket)
 {
-    if (ticket > 0 && ticket <= q->virtual_capacity) /* else memory for it ran out, which poisoned the queue */
+    if (ticket > 0 && ticket <= q->virtual_capacity) /* otherwise memory for it ran out, which poisoned the queue */
         ari_lane_reach(ari_lane_self(), q->virtual_ends[ticket - 1]);
 }
 
@@ -452,7 +455,7 @@ ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
     return st;
 }
 
-/* The same without waiting. */
+/* Does the same without waiting. */
 static ar_status queue_poll(ar_queue *q, uint64_t ticket, bool *is_done)
 {
     ari_wait_poll();
@@ -472,17 +475,19 @@ ar_status ar_queue_sync(ar_queue *q, uint64_t timeout_ns)
 
 /* --- events ------------------------------------------------------------------------------------------------------- */
 
-/* A mark that an event and the queues that wait for it hold together: recording again must not move it under them. */
+/* A mark that an event shares with the queues waiting for it, since recording the event again must not move their
+ * mark. */
 typedef struct shared_mark {
     atomic_int refs;
     ari_mark *mark;
 } shared_mark;
 
-/* A point in a queue. Recording again moves it; queues that wait keep the point they were given. */
+/* A point in a queue. Recording again moves the point; queues that already wait keep the old one. */
 struct ar_event {
-    ar_queue *q; /* kept; NULL: never recorded */
+    ar_queue *q; /* the queue, referenced; NULL: never recorded */
     uint64_t ticket;
-    shared_mark *end; /* q stands on a stream and is inline: its tasks have run, what they enqueued is done there */
+    shared_mark *end; /* for an inline queue on a stream: its tasks have run, and what they enqueued is done at this
+                         mark */
 };
 
 static void release_mark(shared_mark *m)
@@ -517,7 +522,7 @@ void ar_event_destroy(ar_event *e)
     free(e);
 }
 
-/* A mark that this event alone holds, on a stream of such a kind. */
+/* Ensures that only this event holds the mark, on a stream of this kind. */
 static ar_status own_mark(ar_event *e, const ari_stream *s)
 {
     shared_mark *m = e->end;
@@ -554,8 +559,7 @@ ar_status ar_event_record(ar_event *e, ar_queue *q)
     return mark_stream(e, q);
 }
 
-/* Waits until q's tasks are done as far as the host sees; from a queue on a stream only its first error is left to
- * get. */
+/* Waits until q's tasks are done as far as the host knows; for a queue on a stream this only finds its first error. */
 static ar_status await_tasks(const ar_event *e, uint64_t timeout_ns)
 {
     bool is_done;
@@ -591,7 +595,7 @@ ar_status ar_event_test(ar_event *e, bool *is_done)
 /* A wait of a queue for an event, as a task. */
 typedef struct waiting {
     ar_event point;
-    ari_stream *stream; /* the waiting queue's; NULL: it has none */
+    ari_stream *stream; /* stream of the waiting queue; NULL: none */
 } waiting;
 
 static void destroy_waiting(waiting *w)
@@ -601,7 +605,7 @@ static void destroy_waiting(waiting *w)
     free(w);
 }
 
-/* A stream of the same kind waits by itself, any other queue by its host. */
+/* Waits for a point: a stream of the same kind waits on the device, any other queue on the host. */
 static ar_status wait_for_point(void *arg)
 {
     waiting *w = arg;
@@ -629,7 +633,7 @@ ar_status ar_queue_wait(ar_queue *q, ar_event *e)
     if (!q || !e)
         return ar_error_set(AR_ERR_ARG, "ar_queue_wait: %s is missing", q ? "the event" : "the queue");
     if (!e->q || e->q == q)
-        return AR_OK; /* a queue is in order: its own past is done anyway */
+        return AR_OK; /* a queue runs in order, so its earlier tasks are done anyway */
     waiting *w = NULL;
     AR_TRY(ARI_ALLOC(&w, 1, "a wait of a queue"));
     *w = (waiting){{queue_keep(e->q), e->ticket, keep_mark(e->end)}, ari_queue_stream(q)};

@@ -6,8 +6,8 @@
 
 AR_BEGIN_DECLS
 
-/* Called instead of a task that cannot run, because its queue failed before: `st` and `why` are the queue's first
- * error. Releases arg. */
+/* Called instead of a task that cannot run because its queue has failed: `st` and `why` are the queue's first error.
+ * Releases arg. */
 typedef void (*ari_drop_fn)(void *arg, ar_status st, const char *why);
 
 /** Does the same as ar_queue_host, but every accepted task ends in exactly one of fn(arg) and drop(arg, ...); drop may
@@ -25,12 +25,12 @@ AR_NODISCARD ar_status ari_queue_end(ar_queue *q, ar_status st);
  *  queue. */
 ar_queue *ari_queue_inner(ar_queue *q);
 
-/* For events. A ticket is the number of tasks enqueued so far; it is done when that many have ended. Queues are counted
- * references, so that an event or a waiting queue may outlive ar_queue_destroy. */
+/* Returns a ticket for events: the number of tasks enqueued so far. A ticket is done when that many tasks have ended.
+ * Queues are reference-counted, so that an event or a waiting queue may outlive ar_queue_destroy. */
 uint64_t ari_queue_ticket(ar_queue *q);
 /** Waits for the ticket. Returns the queue's first error, AR_ERR_TIMEOUT, or AR_OK. timeout_ns 0: no limit. */
 AR_NODISCARD ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns);
-/** A failure of what q's tasks left to a stream poisons q; a wait that was too long does not. Returns st. */
+/** Poisons q if work that its tasks enqueued on a stream has failed, but not if a wait timed out. Returns st. */
 ar_status ari_queue_note(ar_queue *q, ar_status st);
 
 /* Stream: a device's in-order list of work, on which a queue may be built. A task of that queue enqueues work there
@@ -48,20 +48,21 @@ typedef struct ari_stream_ops {
     /* Work enqueued on s from now on runs after the point; the host does not wait. The mark may be of another stream of
      * the same device, and may be moved or destroyed right afterwards. */
     ar_status (*wait)(ari_stream *s, const ari_mark *m);
-    /* The host waits. timeout_ns 0: no limit. Errors: AR_ERR_TIMEOUT, AR_ERR_DEVICE (a device fault before that
+    /* Waits on the host. timeout_ns 0: no limit. Errors: AR_ERR_TIMEOUT, AR_ERR_DEVICE (a device fault before that
      * point). */
     ar_status (*await)(const ari_mark *m, uint64_t timeout_ns);
     ar_status (*poll)(const ari_mark *m, bool *is_done);
     void (*mark_destroy)(ari_mark *m);
-    void (*destroy)(ari_stream *s); /* nothing of it is under way */
+    void (*destroy)(ari_stream *s); /* called when nothing is in flight on the stream */
     /* Records a mark like `mark`, but *m also records the time at which the stream reached it. NULL: enqueued work is
      * done when the call returns, and the host's clock gives the time. */
     ar_status (*stamp)(ari_stream *s, ari_mark **m);
-    /* From one stamp to a later one of the same stream, both reached. There with stamp. */
+    /* Computes the time from one stamp to a later one of the same stream, both reached. Required together with
+     * stamp. */
     ar_status (*elapsed)(const ari_mark *begin, const ari_mark *end, double *seconds);
 } ari_stream_ops;
 
-/* A device's own types begin with these. */
+/* Base of a stream; a device's stream types begin with it. */
 struct ari_stream {
     const ari_stream_ops *ops;
     struct ar_device *device;
@@ -73,7 +74,7 @@ struct ari_mark {
 /** Creates a queue on a stream, which the queue owns; on failure the caller still does. A thread's queue waits for the
  *  stream after each of its tasks. Otherwise as ar_queue_create. */
 AR_NODISCARD ar_status ari_queue_create_on(ar_queue **out, ar_queue_kind kind, const char *name, ari_stream *s);
-/** NULL: it stands on none, its tasks are done when they return. */
+/** Returns the queue's stream; NULL: none, and tasks are done when they return. */
 ari_stream *ari_queue_stream(const ar_queue *q);
 
 /** The host waits for everything enqueued on s so far. */
@@ -96,14 +97,14 @@ ar_status ari_outcome_status(const ari_outcome *o);
  * references; usable from any thread. */
 typedef struct ari_failure ari_failure;
 
-/** Gives one that has not come. Errors: AR_ERR_MEMORY. */
+/** Creates a failure that has not occurred. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_failure_create(ari_failure **out);
 ari_failure *ari_failure_keep(ari_failure *f);
 /** Accepts NULL. */
 void ari_failure_release(ari_failure *f);
 /** Sets the failure; the first call wins. */
 void ari_failure_set(ari_failure *f, ar_status st, const char *message);
-/** AR_OK, or what has come; *message lives as long as f. */
+/** Returns AR_OK, or the failure that has occurred; *message lives as long as f. */
 ar_status ari_failure_get(const ari_failure *f, const char **message);
 
 /** Makes the failure q's too: its waits and enqueued work end with it. A later call replaces it. */

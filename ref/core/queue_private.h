@@ -7,9 +7,10 @@
 
 AR_BEGIN_DECLS
 
-/** Enqueues a chain: what fn(arg, queue) enqueues on `queue` runs in order, after what was enqueued on q before, and
- *  before what is enqueued on it later. Inline: fn(arg, q), now. A thread: on that thread, with an inline queue of its
- *  own, so that kernels and collectives can follow each other there. Errors: as ar_queue_host. */
+/** Enqueues a chain: the work that fn(arg, queue) enqueues on `queue` runs in order, after everything enqueued on q
+ *  before and before everything enqueued on q later. On an inline queue, fn(arg, q) runs now. On a thread's queue, fn
+ *  runs in that thread with a separate inline queue, so that kernels and collectives can follow each other there.
+ *  Errors: as ar_queue_host. */
 AR_NODISCARD ar_status ari_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *queue), void *arg);
 /** The name it was created with. */
 const char *ari_queue_name(const ar_queue *q);

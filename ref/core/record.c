@@ -29,14 +29,14 @@ struct ari_recording {
     ari_record *records;
     size_t count, capacity;
     text_chunk *text;
-    open_span open[SPANS]; /* deeper ones are not recorded */
-    uint32_t depth, order; /* order: records begun so far */
-    bool waited;           /* since the last record, too shortly to be one */
+    open_span open[SPANS]; /* open spans; deeper ones are not recorded */
+    uint32_t depth, order; /* order: number of records begun so far */
+    bool waited;           /* true if a wait since the last record was too short to be recorded */
 };
 
 struct ar_trace {
     pthread_mutex_t lock;
-    ari_recording *recordings; /* guarded by `lock`; newest first */
+    ari_recording *recordings; /* guarded by `lock`; the newest first */
     atomic_bool cut, is_virtual;
 };
 
@@ -111,9 +111,9 @@ static const char *keep_name(ari_recording *r, const char *name)
     return dst;
 }
 
-/* True if r only prolongs the work recorded last. A span that began or ended between the two would have changed the
- * depth, or have been recorded itself. A wait separates them even if it is not recorded: its length is by the real
- * clock, and must not affect the virtual one. */
+/* Returns true if r only extends the last recorded work. A span that began or ended in between would have changed the
+ * depth or been recorded itself. A wait in between separates the two even if it is not recorded, because its length is
+ * real time and must not affect the virtual clock. */
 static bool prolongs_work(ari_recording *recording, const ari_record *r)
 {
     ari_record *before = recording->count > 0 ? &recording->records[recording->count - 1] : NULL;
@@ -139,7 +139,7 @@ void ari_record_add(ari_recording *recording, const ari_record *r, const char *n
     recording->waited = false;
     record->name = saved_name;
     record->depth = recording->depth;
-    if (r->kind != ARI_RECORD_SPAN) /* which took its place when it began */
+    if (r->kind != ARI_RECORD_SPAN) /* already reserved when it began */
         record->order = r->kind == ARI_RECORD_TRANSFER ? recording->order : recording->order++;
 }
 
@@ -246,7 +246,7 @@ static void work(ari_lane *l, double seconds, double flops)
     const uint64_t begin = l->virtual_ns;
     l->virtual_ns = ari_virtual_after(begin, exact_ns);
     const double rest = exact_ns - (double)(l->virtual_ns - begin);
-    l->virtual_rest = rest > -1.0 && rest < 1.0 ? rest : 0.0; /* else the clock is at its end */
+    l->virtual_rest = rest > -1.0 && rest < 1.0 ? rest : 0.0; /* otherwise the clock has reached its maximum */
     const uint64_t now_ns = l->recording ? ari_now_ns() : 0;
     const ari_record r = {.kind = ARI_RECORD_WORK,
                           .begin_ns = now_ns,

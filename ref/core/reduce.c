@@ -4,8 +4,8 @@
 #include "ref/core/float_bits.h"
 #include "ref/core/reduce.h"
 
-/* The operations on one pair of elements: sum_f32(x, y), max_, min_; f64, bf16, f16, i64, i32, u8 likewise. What they
- * do: anyrank/comm.h. Without branches, so that loops over them vectorise. */
+/* Operations on one pair of elements: sum_f32(x, y), max_, min_, and the same for f64, bf16, f16, i64, i32, u8.
+ * anyrank/comm.h defines them. They contain no branches, so that loops over them vectorise. */
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): types and names cannot be put in parentheses. */
 
@@ -16,8 +16,8 @@ static inline uint16_t half_bits(uint16_t x)
     return x;
 }
 
-/* Floats are ordered as their bits are as signed integers, once those below the sign of a negative one are inverted; -0
- * is then below +0. */
+/* Floats are ordered like their bits as signed integers, after the bits below the sign of negative floats have been
+ * inverted; -0 is then below +0. */
 #define EXTREMES(name, type, bits_type, key_type, to_bits, of_bits, sign, infinity, nan)                          \
     static inline key_type order_##name(bits_type x)                                                              \
     {                                                                                                             \
@@ -52,7 +52,7 @@ EXTREMES(f16, uint16_t, uint16_t, int16_t, half_bits, half_bits, 0x8000u, 0x7c00
 FLOAT_REDUCTIONS(f32, float)
 FLOAT_REDUCTIONS(f64, double)
 
-/* 16 bits: one operation in fp32, then rounded. */
+/* 16-bit floats: one operation in fp32, then rounding. */
 #define HALF_REDUCTIONS(name)                                                    \
     static inline uint16_t sum_##name(uint16_t x, uint16_t y)                    \
     {                                                                            \
@@ -61,7 +61,7 @@ FLOAT_REDUCTIONS(f64, double)
 HALF_REDUCTIONS(bf16)
 HALF_REDUCTIONS(f16)
 
-/* Integers wrap: they are added as the unsigned type `modulo`. */
+/* Integers wrap around: they are added as the unsigned type `modulo`. */
 #define INTEGER_REDUCTIONS(name, type, modulo)        \
     static inline type sum_##name(type x, type y)     \
     {                                                 \
@@ -81,7 +81,7 @@ INTEGER_REDUCTIONS(u8, uint8_t, uint8_t)
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* ivdep: out is one of the inputs or apart from them, so no iteration depends on another. */
+/* ivdep: out is one of the inputs or does not overlap with them, so no iteration depends on another. */
 #define KERNEL(op, name, type)                                                                                         \
     ARI_SIMD static void name##_##op##_two(void *out, const void *pa, const void *pb, size_t n)                        \
     {                                                                                                                  \
@@ -126,6 +126,6 @@ ari_reduce ari_reduce_kernel(ar_dtype t, ar_op op)
     static const ari_reduce
         *const kernels[AR_DTYPE_COUNT] = {[AR_F32] = f32_kernels, [AR_F64] = f64_kernels, [AR_BF16] = bf16_kernels,
                                           [AR_F16] = f16_kernels, [AR_I64] = i64_kernels, [AR_I32] = i32_kernels,
-                                          [AR_U8] = u8_kernels}; /* the boundary lets no other type pass */
+                                          [AR_U8] = u8_kernels}; /* public functions accept no other type */
     return kernels[t][op];
 }

@@ -3,8 +3,8 @@
 
 #include "anyrank/comm.h"
 
-/** Combines two or four arrays, element by element and from left to right: ((a op b) op c) op d. One operation at a
- *  time in the type's own arithmetic; BF16 and F16 in fp32, rounded after each; integers wrap (they are computed
+/** Combines two or four arrays element by element from left to right: ((a op b) op c) op d. Each operation uses the
+ *  type's arithmetic; BF16 and F16 use fp32 and round after each operation; integers wrap around (they are computed as
  *  unsigned). out may be one of the inputs; other overlap is not allowed. */
 typedef struct ari_reduce {
     void (*pair)(void *out, const void *a, const void *b, size_t n);

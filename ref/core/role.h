@@ -3,14 +3,14 @@
 
 #include <stdbool.h>
 
-/* Role of a tensor's module in a model. Those with parameters have a part in a family's table; the others are modules
- * and values that the layers report, or other programs' dumps name (models.md). */
+/* Role of a tensor's module in a model. Roles with parameters have a part in a family's table. The others are modules
+ * and values that layers report or that other programs' dumps contain (models.md). */
 typedef enum ari_role {
     ARI_NO_ROLE,
     /* Before the blocks. */
     ARI_TOKENS,
     ARI_POSITIONS,
-    ARI_EMBEDDED, /* what the first block gets */
+    ARI_EMBEDDED, /* input of the first block */
     /* In a block. */
     /* Parts of a block for further tokens: rows of the embedding table, norms of these and of the input, and a matrix
      * that combines both. */
@@ -26,7 +26,7 @@ typedef enum ari_role {
     ARI_Q_B,
     ARI_KV_A_NORM,
     ARI_KV_B,
-    ARI_K_SHARED, /* the gradient of those features of a key that all heads share */
+    ARI_K_SHARED, /* gradient of the key features that all heads share */
     ARI_QKV,      /* q | k | v in one parameter */
     ARI_Q,
     ARI_Q_HEADS,
@@ -34,23 +34,23 @@ typedef enum ari_role {
     ARI_K_HEADS,
     ARI_V,
     ARI_V_HEADS,
-    ARI_SINKS, /* one logit a head, in the softmax's denominator */
+    ARI_SINKS, /* one logit per head, added to the softmax's denominator */
     ARI_Q_NORM,
     ARI_K_NORM,
     ARI_Q_ROPE,
     ARI_K_ROPE,
     ARI_PROBS,
     ARI_PROBS_DROPPED,
-    ARI_PROBS_DIGESTS, /* of their rows; both */
+    ARI_PROBS_DIGESTS, /* digests of the probabilities' rows, and of both */
     ARI_DROPPED_DIGESTS,
     ARI_CONTEXT,
     ARI_OUT,
     ARI_OUT_DROPPED,
     ARI_ATTENTION,
-    ARI_ATTENTION_NORM, /* of what attention adds to the residual */
+    ARI_ATTENTION_NORM, /* norm of the attention's output before the residual is added */
     ARI_ATTENTION_SUM,  /* with the residual */
     ARI_NORM2,          /* before the MLP */
-    ARI_FIRST,          /* of an MLP that is not gated */
+    ARI_FIRST,          /* first layer of an MLP that is not gated */
     ARI_FIRST_SUM,      /* x W^T + b, before the activation */
     ARI_GATE_UP,        /* gate | up in one parameter */
     ARI_GATE,
@@ -60,9 +60,9 @@ typedef enum ari_role {
     ARI_ACTIVATION,
     ARI_DOWN, /* gated or not */
     ARI_MLP_DROPPED,
-    /* Experts in the MLP's place. Of the three parts of an expert there are as many as experts. */
+    /* Experts in place of an MLP. Each of an expert's three parts exists once per expert. */
     ARI_ROUTER,
-    ARI_ROUTER_BIAS,   /* by which it chooses: no gradient */
+    ARI_ROUTER_BIAS,   /* bias for choosing experts, without a gradient */
     ARI_CHOSEN,        /* their numbers */
     ARI_ROUTES,        /* the weights of a token's experts */
     ARI_ROUTER_LOGITS, /* their gradient */
@@ -74,10 +74,10 @@ typedef enum ari_role {
     ARI_SHARED_UP,
     ARI_SHARED_ACTIVATION,
     ARI_SHARED_DOWN,
-    ARI_SHARED_EXPERT, /* the expert that all tokens go to */
-    ARI_SHARED_SHARE,  /* the gate of what it makes */
+    ARI_SHARED_EXPERT, /* the expert for all tokens */
+    ARI_SHARED_SHARE,  /* gate of that expert's output */
     ARI_MLP,
-    ARI_MLP_NORM, /* of what the MLP adds to the residual */
+    ARI_MLP_NORM, /* norm of the MLP's output before the residual is added */
     /* Parts of a block for further tokens: a norm of its output, the logits, and their gradient. */
     ARI_MTP_NORM,
     ARI_MTP_HEAD,
@@ -85,20 +85,20 @@ typedef enum ari_role {
     ARI_LAYER,
     /* After the blocks. */
     ARI_FINAL_NORM,
-    ARI_HEAD_LOGITS, /* the gradient that the head's backward pass begins with */
+    ARI_HEAD_LOGITS, /* gradient with which the head's backward pass begins */
     ARI_HEAD,
     ARI_LOGITS,
     ARI_LOSS,
     ARI_ROLES
 } ari_role;
 
-/** True for a part that each expert has. */
+/** Returns true for a part that each expert has. */
 static inline bool ari_is_expert_part(ari_role role)
 {
     return role == ARI_EXPERT_GATE || role == ARI_EXPERT_UP || role == ARI_EXPERT_DOWN;
 }
 
-/** True for a part that a block for further tokens has besides those of a layer. */
+/** Returns true for a part that only a block for further tokens has. */
 static inline bool ari_is_mtp_part(ari_role role)
 {
     return (role >= ARI_MTP_TOKENS && role <= ARI_JOINED) || (role >= ARI_MTP_NORM && role <= ARI_MTP_LOGITS);

@@ -21,22 +21,23 @@
  * drops below all others. It starves lanes for long, and finds failures that need few but long delays. The rate is
  * drawn too, because a suitable one depends on the length of the run. */
 
-/* One in so many choices by priority makes the chosen lane fall behind; 1: uniform. A seed draws one of these. */
+/* With probability 1/n, a choice by priority lowers the chosen lane's priority; n = 1: uniform choices. The seed
+ * determines n. */
 static const uint64_t one_in[] = {1, 4, 16, 64, 256};
 enum { WAYS = sizeof one_in / sizeof *one_in };
 
-/* Time begins here: 0 means "not read" to those who wait. */
+/* Initial time; 0 means "not read" to waiters. */
 #define BEGIN_NS ((uint64_t)1000000000)
-/* Time moves at least so far when it moves: a program that asks again and again with the shortest timeout must not take
- * for ever to reach somebody else's. */
+/* Minimum advance of the clock, so that a lane that polls with the shortest timeout cannot take forever to reach
+ * another lane's deadline. */
 #define TICK_NS ((uint64_t)1000)
 
 struct ari_turn {
-    ari_turn *next, **link; /* at: the pointer that points here */
+    ari_turn *next, **link; /* link: the pointer that points to this turn */
     ari_scheduler *scheduler;
     ari_semaphore chosen;
     /* guarded by the scheduler's lock */
-    uint64_t id; /* 1, 2, ... in the order of creation */
+    uint64_t id; /* 1, 2, ... in order of creation */
     uint64_t priority;
     enum { RUNS, WAITS, JOINS, LEFT } state;
     ari_turn_until until;        /* WAITS */
@@ -51,7 +52,7 @@ struct ari_scheduler {
     uint64_t created, choices, hash, random, now_ns;
     uint64_t lowest;  /* priority of the next lane to fall behind */
     uint64_t falls;   /* one_in of this seed */
-    uint64_t holders; /* of this memory: the world and its turns */
+    uint64_t holders; /* number of holders of this memory: the world and its turns */
     bool is_over;
 };
 
@@ -153,7 +154,7 @@ static uint64_t count_turns(const ari_scheduler *s, bool (*predicate)(const ari_
     return n;
 }
 
-/* One of n that are, each as likely. */
+/* Draws one of the n turns that satisfy the predicate, with equal probability. */
 static ari_turn *one_of(ari_scheduler *s, bool (*predicate)(const ari_turn *), uint64_t n)
 {
     uint64_t skip = draw(s) % n;
@@ -210,7 +211,8 @@ static uint64_t move_on(ari_scheduler *s)
     return count_turns(s, can_run);
 }
 
-/* `lock` held. NULL: nobody; the world is over, or all have ended, but for queues without work that a rank forgot. */
+/* Chooses the next turn; `lock` is held. NULL: none, because the world is over, or because all lanes have ended except
+ * idle queues that a rank did not destroy. */
 static ari_turn *choose_turn(ari_scheduler *s)
 {
     if (s->is_over)
@@ -228,8 +230,8 @@ static ari_turn *choose_turn(ari_scheduler *s)
 
 /* --- lanes -------------------------------------------------------------------------------------------------------- */
 
-/* A place for a lane that is about to start; runnable from now on. Made before the first lane runs, or by the lane
- *  whose turn it is. Gives; destroy after leave. Errors: AR_ERR_MEMORY. */
+/* Creates a turn for a lane that is about to start, runnable from now on. Called before the first lane runs, or by the
+ * lane whose turn it is. The caller owns *out and destroys it after turn_leave. Errors: AR_ERR_MEMORY. */
 static ar_status turn_create(ari_turn **out, ari_scheduler *s)
 {
     ARI_OWNED ari_turn *t = calloc(1, sizeof *t);
@@ -239,7 +241,7 @@ static ar_status turn_create(ari_turn **out, ari_scheduler *s)
     t->scheduler = s;
     pthread_mutex_lock(&s->lock);
     t->id = ++s->created;
-    t->priority = UINT64_MAX / 2 + draw(s) / 2; /* above everybody who has fallen behind */
+    t->priority = UINT64_MAX / 2 + draw(s) / 2; /* above all lanes with lowered priority */
     t->link = s->tail;
     *s->tail = t;
     s->tail = &t->next;
@@ -272,7 +274,7 @@ static void give_turn(ari_turn *turn)
         ari_semaphore_post(&turn->chosen);
 }
 
-/* `lock` held, and given back before the turn is. Returns when it is this lane's turn again. */
+/* Gives up the turn; `lock` is held, and released before the turn is. Returns when it is this lane's turn again. */
 static void pass_turn(ari_turn *t)
 {
     ari_scheduler *s = t->scheduler;
@@ -290,14 +292,14 @@ static void turn_enter(ari_turn *t)
 {
     ari_scheduler *s = t->scheduler;
     pthread_mutex_lock(&s->lock);
-    /* The first thread to come chooses for all, whose turns have been made by now. */
+    /* the first thread to arrive chooses for all, whose turns exist by now */
     ari_turn *next_turn = s->choices == 0 ? choose_turn(s) : NULL;
     pthread_mutex_unlock(&s->lock);
     give_turn(next_turn);
     ari_semaphore_wait(&t->chosen);
 }
 
-/* The lane has ended: passes the turn on. */
+/* Passes the turn on because the lane has ended. */
 static void turn_leave(ari_turn *t)
 {
     ari_scheduler *s = t->scheduler;
@@ -308,7 +310,7 @@ static void turn_leave(ari_turn *t)
     give_turn(next_turn);
 }
 
-/* The lane could continue, and so could others: chooses among all, after so much of the scheduler's time (0: none). */
+/* Lets the scheduler choose among all runnable lanes, including this one, after `takes_ns` of its time (0: none). */
 static void turn_yield(ari_turn *t, uint64_t takes_ns)
 {
     pthread_mutex_lock(&t->scheduler->lock);
@@ -331,8 +333,8 @@ static ari_turn_end turn_wait(ari_turn *t, const ari_turn_until *until)
     return end;
 }
 
-/* The lane is about to wait for the thread of another lane to end (pthread_join): the others run until that one has
- *  left. */
+/* Lets other lanes run until another lane has left, before the caller waits for that lane's thread to end
+ * (pthread_join). */
 static void turn_join(ari_turn *t, const ari_turn *joined_turn)
 {
     ari_scheduler *s = t->scheduler;
@@ -415,24 +417,24 @@ void ari_lane_join(const ari_lane *l)
 /* --- waiting ------------------------------------------------------------------------------------------------------ */
 
 /* A waiter spins while every rank has a core, then yields, then sleeps. Measured on two cores: with more ranks than
- * cores any spinning before the first yield costs a time slice of the rank that is waited for, and so it does where
- * other processes want the cores: hence less than a microsecond. Sleeping at once costs ten times what yielding does;
- * after a millisecond the peer is busy and the core belongs to it. */
+ * cores, any spinning before the first yield costs a time slice of the awaited rank, as it does when other processes
+ * need the cores; hence spinning lasts less than a microsecond. Sleeping at once costs ten times as much as yielding.
+ * After a millisecond the peer is busy, and the core should be left to it. */
 enum { SPIN_TURNS = 40 };
 #define YIELD_NS ((uint64_t)1000000)
 #define POLL_NS ((uint64_t)1000)
-/* If other processes want the cores, a yield hands over a whole time slice, and a rank that yields repeatedly resumes
- * long after its peer arrived; one that sleeps is woken at once. A yield that took this long is the sign, after which
- * the next waits of the process sleep without one. Measured next to 12 busy processes on two cores, a program of small
- * worlds: 80 s without this, 38 s with it; alone 1.7 s both ways. */
+/* If other processes need the cores, a yield gives up a whole time slice. A rank that yields repeatedly then resumes
+ * long after its peer has arrived, while a sleeping rank is woken at once. A yield that took this long indicates that,
+ * and the process's next waits sleep without yielding. Measured with a program of small worlds next to 12 busy
+ * processes on two cores: 80 s without this, 38 s with it; alone 1.7 s in both cases. */
 #define DEAR_NS ((uint64_t)2000000)
 enum { DEAR_WAITS = 256 };
 static atomic_uint dear_waits;
-/* Then a waiter whose peer has a core spins for about as long as a sleep costs, which is some twenty microseconds. */
+/* In that state a waiter whose peer has a core spins for about as long as a sleep costs, some twenty microseconds. */
 enum { DEAR_SPIN_TURNS = 600 };
-/* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
+/* A sleeper checks at least this often. Every change wakes it; this only limits the damage if one did not. */
 #define SLEEP_NS ((uint64_t)1000000000)
-/* A turn that took longer: the process was stopped (Ctrl-Z, a debugger), and with it those that are waited for. */
+/* A longer turn means that the process was stopped (Ctrl-Z, a debugger) together with those for which it waits. */
 #define STOPPED_NS (2 * SLEEP_NS)
 
 int ari_sleepers_init(ari_sleepers *s)
@@ -479,7 +481,8 @@ static uint64_t deadline_of(const ari_wait *w)
     return w->timeout_ns ? ari_deadline_ns(w->start_ns + w->stopped_ns, w->timeout_ns) : UINT64_MAX;
 }
 
-/* False: there is no deterministic scheduler, and the thread has to wait by itself. */
+/* Waits by giving up the turn. Returns false if there is no deterministic scheduler, and the thread has to wait
+ * itself. */
 static bool turn_given(ari_wait *w, const _Atomic uint64_t *word, uint64_t expected, uint64_t other_seen)
 {
     const ari_lane *lane = ari_lane_self();
@@ -499,7 +502,7 @@ static bool turn_given(ari_wait *w, const _Atomic uint64_t *word, uint64_t expec
     return end != ARI_TURN_FREE;
 }
 
-/* Counts down; two threads that count at once only make it one fewer. */
+/* Counts down; a race between two threads only loses one count. */
 static bool yields_are_dear(void)
 {
     const unsigned remaining = atomic_load_explicit(&dear_waits, memory_order_relaxed);
@@ -528,7 +531,8 @@ void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t expected,
         if (ari_now_ns() - w->stopped_ns - w->now_ns > DEAR_NS)
             atomic_store_explicit(&dear_waits, DEAR_WAITS, memory_order_relaxed);
     }
-    const uint64_t now_ns = ari_now_ns() - w->stopped_ns; /* every time: a turn among thousands of ranks takes long */
+    const uint64_t now_ns = ari_now_ns() - w->stopped_ns; /* read every time, because a turn among thousands of ranks
+                                                             takes long */
     if (now_ns - w->now_ns > STOPPED_NS)
         w->stopped_ns += now_ns - w->now_ns;
     else
@@ -541,7 +545,7 @@ uint64_t ari_wait_now_ns(void)
     return lane && lane->turn ? turn_now_ns(lane->turn) : ari_now_ns();
 }
 
-/* The same clock as ari_now_ns, some milliseconds behind at most, for a tenth of the price. */
+/* Returns the clock of ari_now_ns, late by at most a few milliseconds, at a tenth of the cost. */
 static uint64_t coarse_now_ns(void)
 {
 #if defined(CLOCK_MONOTONIC_COARSE)

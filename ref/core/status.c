@@ -102,7 +102,7 @@ void ari_free_owned(void *pointer)
     free(owned);
 }
 
-/* Before the elements, whose alignment it keeps. */
+/* Header in front of the elements, which preserves their alignment. */
 typedef union block {
     void *before;
     max_align_t align;

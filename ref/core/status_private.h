@@ -7,7 +7,7 @@
 
 AR_BEGIN_DECLS
 
-/** One line of English for the code. Static storage. */
+/** Returns one line of English for the code. Static storage. */
 const char *ari_status_text(ar_status st);
 
 AR_END_DECLS

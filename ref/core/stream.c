@@ -39,9 +39,9 @@ ar_status ari_outcome_status(const ari_outcome *o)
 
 struct ari_failure {
     atomic_int refs;
-    pthread_mutex_t lock;  /* of those who set it */
+    pthread_mutex_t lock;  /* taken by those who set the error */
     _Atomic(ar_status) st; /* stored after `message` */
-    char *message;         /* NULL: there was no memory for it */
+    char *message;         /* NULL: memory was short */
 };
 
 ar_status ari_failure_create(ari_failure **out)

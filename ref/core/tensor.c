@@ -21,7 +21,7 @@ ar_status ar_tensor_view(ar_tensor *t, ar_dtype dtype, int ndim, const size_t *s
         AR_TRY(ari_mul_size(&elements, elements, shape[d] ? shape[d] : 1));
     }
     size_t bytes = 0;
-    AR_TRY(ari_mul_size(&bytes, elements, 8)); /* so that a byte offset never overflows, whatever the dtype */
+    AR_TRY(ari_mul_size(&bytes, elements, 8)); /* ensures that a byte offset never overflows, whatever the dtype */
     *t = view;
     return AR_OK;
 }

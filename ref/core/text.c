@@ -131,7 +131,7 @@ static size_t min_of_three(size_t a, size_t b, size_t c)
     return ab < c ? ab : c;
 }
 
-/* Levenshtein's distance, one row at a time; words longer than LONGEST are near nothing. */
+/* Returns Levenshtein's distance, computed row by row; words longer than LONGEST are similar to nothing. */
 static size_t distance(const char *a, const char *b)
 {
     const size_t n = strlen(a), m = strlen(b);
@@ -194,7 +194,7 @@ const char *ari_nearest(const char *word, const char *const *candidates, size_t 
     const char *found = NULL;
     for (size_t i = 0; i < n; i++) {
         const size_t d = distance(word, candidates[i]);
-        /* Every short word is near to every other. */
+        /* every short word is similar to every other */
         const bool is_similar = d < 2 || length > 3 || strspn(word, candidates[i]) == length;
         if (d < min_distance && is_similar) {
             min_distance = d;

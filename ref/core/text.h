@@ -13,7 +13,8 @@
 /* The ending of a noun. */
 #define ARI_PLURAL(n) ((n) == 1 ? "" : "s")
 
-/* Text that grows at the end of a buffer. What does not fit is cut; the text then ends in "...", unless it is plain. */
+/* Text that grows in a fixed buffer. Text beyond the buffer is cut off, and the result then ends in "..." unless it is
+ * plain. */
 typedef struct ari_text {
     char *buffer;
     size_t cap, used;
@@ -41,24 +42,25 @@ static inline bool ari_ends_in(const char *name, const char *end)
     return n >= m && strcmp(name + (n - m), end) == 0;
 }
 
-/** For qsort and bsearch: of elements that begin with a pointer to their name, that point to such, or that begin with
- *  the name itself. */
+/** Comparison functions for qsort and bsearch: for elements that begin with a pointer to their name, that point to such
+ *  elements, or that begin with the name itself. */
 int ari_by_name(const void *a, const void *b);
 int ari_by_name_of(const void *a, const void *b);
 int ari_by_text(const void *a, const void *b);
 
-/** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `label`. Release the result with free(). */
+/** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `label`. The caller releases the result with
+ *  free(). */
 AR_NODISCARD ar_status ari_text_copy(char **out, const char *text, size_t n, const char *label);
-/** Closes what open_memstream has written to *text. False where memory was too short for all of it: *text may be
- *  NULL. */
+/** Closes a stream that open_memstream has opened for *text. Returns false if memory was too short for the whole text;
+ *  *text may then be NULL. */
 bool ari_text_closed(FILE *out, char *const *text);
 /** Returns the index of a word among n words; n: none, or NULL. */
 size_t ari_word_of(const char *word, const char *const *words, size_t n);
-/* True if it is one of an array of words. */
+/* Returns true if `word` is one of an array of words. */
 #define ARI_IS_AMONG(word, words) \
     (ari_word_of(word, words, sizeof(words) / sizeof *(words)) < sizeof(words) / sizeof *(words))
 
-/* Formats what a function was given behind `format`, its last named parameter, into an array. */
+/* Formats the variable arguments after `format`, the function's last named parameter, into an array. */
 #define ARI_FORMAT(text, format)                      \
     do {                                              \
         va_list args_;                                \
@@ -67,41 +69,44 @@ size_t ari_word_of(const char *word, const char *const *words, size_t n);
         va_end(args_);                                \
     } while (0)
 
-/** An enumerator, as options have one, is one of 0 .. n - 1. Errors: AR_ERR_ARG, naming `label`, its value and the
- *  last. */
+/** Checks that an option's enumerator is one of 0 .. n - 1. Errors: AR_ERR_ARG, naming `label`, the value and the last
+ *  valid one. */
 AR_NODISCARD ar_status ari_check_choice(const char *label, int value, int n);
 
-/** Reads a decimal number without a sign; *end: what follows it. False: there is none, or it is beyond 64 bits. */
+/** Reads a decimal number without a sign; *end: the text after it. Returns false if there is no number or it exceeds 64
+ *  bits. */
 bool ari_natural(uint64_t *out, const char *text, const char **end);
 
-/** The candidate with the smallest edit distance to `word`, or NULL if none is within a third of its length (at least
- *  2): for "did you mean". Borrows. */
+/** Returns the candidate with the smallest edit distance to `word`, or NULL if none is within a third of its length (at
+ *  least 2); for "did you mean". Borrows. */
 const char *ari_nearest(const char *word, const char *const *candidates, size_t n);
 
 /** "0-3, 8" of ascending or other ranks. */
 void ari_ranks_describe(const int *ranks, int n, char *text, size_t size);
 
-/** `text` for a message: at most cap - 1 bytes, control characters and what is not UTF-8 as '?', an ellipsis where it
- *  was cut. Returns `out`. Names in files of others may hold anything, terminal escapes included. */
+/** Writes `text` for a message to `out`: at most cap - 1 bytes, with '?' for control characters and invalid UTF-8,
+ *  and an ellipsis if it was cut. Returns `out`. Names in foreign files may contain anything, including terminal
+ *  escapes. */
 const char *ari_printable(char *out, size_t cap, const char *text);
 #define ARI_PRINTABLE 160
-/** The same of a whole message in place, whose lines and tabs stay. */
+/** Does the same for a whole message in place, but keeps line breaks and tabs. */
 void ari_message_clean(char *text);
-/** The same as an expression, in storage that lives to the end of the enclosing block. */
+/** Does the same as an expression, whose storage lives to the end of the enclosing block. */
 #define ARI_SHOW(text) ari_printable((char[ARI_PRINTABLE]){0}, ARI_PRINTABLE, (text))
 /** "[64,256]". `cap` of 21 bytes a dimension, 22 with ", " between them, and 3 more is always enough. Returns `out`. */
 const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape, const char *separator);
-#define ARI_SHAPE_TEXT (8 * 22 + 3) /* of AR_ST_MAX_DIMS dimensions, the most that anything has */
-/** The same as an expression, in storage that lives to the end of the enclosing block; of an index "[64, 256]". */
+#define ARI_SHAPE_TEXT (8 * 22 + 3) /* for AR_ST_MAX_DIMS dimensions, the maximum */
+/** Does the same as an expression, whose storage lives to the end of the enclosing block; also for an index such as
+ *  "[64, 256]". */
 #define ARI_SHOW_SHAPE(ndim, shape) ari_shape_text((char[ARI_SHAPE_TEXT]){0}, ARI_SHAPE_TEXT, (ndim), (shape), ",")
 #define ARI_SHOW_INDEX(ndim, index) ari_shape_text((char[ARI_SHAPE_TEXT]){0}, ARI_SHAPE_TEXT, (ndim), (index), ", ")
 
-/** Bytes of the character at text, where n > 0 bytes are left; 0: it is not well-formed UTF-8 (RFC 3629). */
+/** Returns the length in bytes of the character at text, of which n > 0 bytes are left; 0: invalid UTF-8 (RFC 3629). */
 size_t ari_utf8_length(const char *text, size_t n);
 /** Returns true if a character of `bytes` bytes controls the terminal or the text's layout instead of being visible:
  *  control characters, U+0000 to U+001F and U+007F to U+009F; line ends, U+2028 and U+2029; and characters that change
  *  the direction of the following text (Unicode annex 9), U+061C, U+200E, U+200F, U+202A to U+202E and U+2066 to
  *  U+2069. */
 bool ari_utf8_control(const char *text, size_t bytes);
-/** Makes bytes that are not UTF-8 '?', one by one, in place. */
+/** Replaces bytes that are not valid UTF-8 by '?', in place. */
 void ari_utf8_clean(char *text);

@@ -14,7 +14,7 @@
  * order. The accumulator has a two-phase form: first the highest slice of state and values, with a raise if it is new
  * (rare after the first few values), then plain additions. The states are those of ari_acc_add. */
 
-#define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
+#define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, fits in the L1 cache */
 
 /* Sets tops[i] to the larger of tops[i] and the top slice of v[i], and returns whether any changed. Tops are int32
  * while values are added, because vectors of bytes next to vectors of 64-bit integers would not fit the registers. */
@@ -35,10 +35,10 @@ ARI_SIMD static bool raise_tops(int32_t *restrict tops, const float *restrict v,
     return narrow ? raise_tops_of(tops, v, n, true) : raise_tops_of(tops, v, n, false);
 }
 
-/* h = slice t of v, l = slice t-1 of v, or added to them, for t at least the top of v and slices of w bits. With the
- * significand m < 2^24 at bit p of |v|*2^149, the 2w bits from bit w(t-1) on hold both slices, and m lies below their
- * end: they are m*2^40 shifted right by 40 - (p - w(t-1)) >= 0. For a flagged element, t = 255, that is beyond every
- * value: nothing is added. */
+/* Computes h = slice t of v and l = slice t-1 of v, or adds these to h and l, where t is at least v's top slice and
+ * slices have w bits. With the significand m < 2^24 at bit p of |v|*2^149, the 2w bits from bit w(t-1) on contain both
+ * slices, and m lies below their end. The slices are therefore m*2^40 shifted right by 40 - (p - w(t-1)) >= 0. For a
+ * flagged element, t = 255 lies beyond every value, and nothing is added. */
 ARI_ROW_LOOP void add_slices_of(int64_t *restrict h, int64_t *restrict l, const int32_t *restrict t,
                                 const float *restrict v, size_t n, bool add, bool narrow)
 {
@@ -53,7 +53,7 @@ ARI_ROW_LOOP void add_slices_of(int64_t *restrict h, int64_t *restrict l, const 
         const uint64_t shifted = ((uint64_t)significand << 40) >> (right & 63);
         const uint64_t window = right > 63 ? 0u : shifted;
         const uint64_t sign =
-            0u - (uint64_t)(bits >> 31); /* all ones for a negative value: (x ^ sign) - sign negates */
+            0u - (uint64_t)(bits >> 31); /* all ones for a negative value: (x ^ sign) - sign negates x */
         h[i] = (int64_t)((add ? (uint64_t)h[i] : 0u) + (((window >> width) ^ sign) - sign));
         l[i] = (int64_t)((add ? (uint64_t)l[i] : 0u) + (((window & mask) ^ sign) - sign));
     }
@@ -68,7 +68,7 @@ ARI_SIMD static void add_slices(int64_t *restrict h, int64_t *restrict l, const 
         add_slices_of(h, l, t, v, n, add, false);
 }
 
-/* Raising by one slice moves H down to L; by more, or to the flag, drops both. */
+/* Raising t by one slice moves H to L; raising it by more, or to the flag, drops both. */
 ARI_SIMD static void raise_run(uint8_t *restrict t, int64_t *restrict h, int64_t *restrict l,
                                const uint8_t *restrict t_new, size_t n)
 {
@@ -123,9 +123,9 @@ void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row,
 
 /* --- many rows into one ------------------------------------------------------------------------------------------- */
 
-/* Columns whose sums stay in registers while rows are added to them, and how many rows are, so that their neighbours
- * are still in the caches afterwards. A binary64 number sums up the slices, below 2^32 each, of 2^18 rows exactly below
- * the 2^51 that ARI_ROUND_MAGIC makes an integer of. */
+/* Columns whose sums stay in registers while rows are added, and number of these rows, chosen so that adjacent columns
+ * are still in the caches afterwards. A binary64 number holds the sum of the slices of 2^18 rows, each below 2^32,
+ * exactly, below the 2^51 up to which ARI_ROUND_MAGIC converts to an integer. */
 #define LANES ((size_t)16)
 #define ROWS_AT_ONCE ((size_t)128)
 
@@ -135,8 +135,8 @@ typedef struct column_sums {
     uint32_t top[LANES];
 } column_sums;
 
-/* |v|*2^(149-wt), for slices of w bits, has slice t above the point and slice t-1 in the w bits below it, and no
- * operation here rounds: v has 24 bits. */
+/* In |v|*2^(149-wt), for slices of w bits, slice t lies above the binary point and slice t-1 in the w bits below it. No
+ * operation here rounds, since v has 24 bits. */
 ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, ptrdiff_t stride, size_t rows,
                               bool narrow)
 {
@@ -146,7 +146,8 @@ ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, 
     for (size_t j = 0; j < LANES; j++)
         unit[j] = t[j] == ARI_ACC_NONFINITE ? 0.0 : ari_pow2(149 - ari_acc_bits(narrow) * (int32_t)t[j]);
     for (size_t r = 0; r < rows; r++) {
-        __builtin_prefetch(x + (ptrdiff_t)r * stride + LANES); /* the next columns': no prefetcher sees such strides */
+        __builtin_prefetch(x + (ptrdiff_t)r * stride + LANES); /* prefetches the next columns, since no hardware
+                                                                  prefetcher handles such strides */
         for (size_t j = 0; j < LANES; j++) {
             const float value = x[(ptrdiff_t)r * stride + (ptrdiff_t)j];
             const double v = (double)value * unit[j], above = trunc(v);
@@ -163,7 +164,7 @@ ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, 
     }
 }
 
-/* new_tops[j] = the larger of t[j] and the top slice of the magnitude; whether any is larger than t[j]. */
+/* Computes new_tops[j], the larger of t[j] and the magnitude's top slice. Returns whether any is larger than t[j]. */
 ARI_ROW_LOOP bool raised_tops(uint8_t *new_tops, const uint8_t *t, const uint32_t *top, bool narrow)
 {
     unsigned int raised = 0;
@@ -216,7 +217,8 @@ static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, 
 /* Columns of a native sum that stay in registers: several independent chains of additions. */
 #define NATIVE_LANES ((size_t)64)
 
-/* sum[j] = fl32(sum[j] + x[r][j]), row by row; a NaN stays one, so that the stored form of it is made at the end. */
+/* Computes sum[j] = fl32(sum[j] + x[r][j]) row by row. A NaN stays NaN, and is converted to its stored form at the
+ * end. */
 ARI_ROW_KERNEL void add_lanes(float *restrict sum, const float *restrict x, ptrdiff_t stride, size_t rows)
 {
     float local_sum[NATIVE_LANES];
@@ -246,7 +248,8 @@ static void add_rows_f32(float *sum, const float *x, ptrdiff_t stride, size_t ro
         add_terms(sum + col, x + (ptrdiff_t)r * stride + col, n - col);
 }
 
-/* Columns that a thread takes at a time: 16 cache lines of fp32, and so no two threads share one. */
+/* Number of columns that a thread processes at a time: 16 cache lines of fp32, so that no two threads share a cache
+ * line. */
 #define COLUMN_BLOCK ((size_t)256)
 /* Terms of a block of rows for each thread: 128 KiB, which fit the second cache level next to their inputs. */
 #define BLOCK_TERMS ((size_t)32768)
@@ -309,7 +312,7 @@ void ari_make_rows(ar_device *d, const ari_row_pass *p)
     }
 }
 
-/* All rows of the terms into one; their columns are contiguous. */
+/* Adds all rows of the terms into one row; their columns are contiguous. */
 static ar_status add_all_rows(ar_device *d, const ar_row_sum *row_sum, const ar_tensor *terms)
 {
     const ari_row_pass p = {
@@ -320,7 +323,7 @@ static ar_status add_all_rows(ar_device *d, const ar_row_sum *row_sum, const ar_
     return AR_OK;
 }
 
-/* True if a slot's call asks for that. */
+/* Returns true if a slot's arguments request that. */
 static bool all_into_one(const ar_tensor *terms, size_t rows_in_acc, ar_cbuf row_of)
 {
     return !row_of.ptr && rows_in_acc == 1 && terms->stride[1] == 1;
@@ -354,8 +357,9 @@ static int64_t target_row(const int64_t *row_of, size_t rows_in_acc, size_t r)
     return rows_in_acc > 1 ? (int64_t)r : 0;
 }
 
-/** Slot acc_add. Rows of the terms may meet in a row of the accumulator, so threads share out its columns; without
- *  row_of and with one row each they share out rows too. Errors: AR_ERR_SHAPE (a row outside the accumulator). */
+/** Slot acc_add. Several rows of the terms may be added to one row of the accumulator, so threads divide its
+ *  columns; without row_of and with separate rows they divide rows too. Errors: AR_ERR_SHAPE (a row outside of the
+ *  accumulator). */
 ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, bool narrow, size_t rows_in_acc,
                           const ar_tensor *terms, ar_cbuf row_of)
 {

@@ -31,9 +31,9 @@ const ar_device *ari_cpu_form(void)
     return &form;
 }
 
-/* Subnormals are part of the numbers that are promised: bits 15 (flush to zero) and 6 (denormals are zero) of MXCSR
- * must be clear, as must bits 24 (flush to zero) and 0 (flush inputs to zero) of ARM's FPCR. They are per thread; a
- * library linked with -ffast-math sets them behind one's back. */
+/* Checks that the processor handles subnormals, which the promised results include. Bits 15 (flush to zero) and 6
+ * (denormals are zero) of MXCSR must be clear, as must bits 24 (flush to zero) and 0 (flush inputs to zero) of ARM's
+ * FPCR. They belong to a thread, and a library linked with -ffast-math sets them without notice. */
 static ar_status check_subnormals(void)
 {
 #if defined(__SSE__)

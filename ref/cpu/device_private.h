@@ -7,10 +7,9 @@
 
 AR_BEGIN_DECLS
 
-/** Chooses BLIS's kernels by CPUID before its first call (its own choice is slow or wrong on new processors), unless
- *  BLIS_ARCH_TYPE is set; a build with another library leaves it the choice. Call it once, before any thread is started
- *  and before any product; a library user who does not call it gets BLIS's own choice. Modifies the environment of this
- *  process. */
+/** Chooses BLIS's kernels by CPUID before its first call, unless BLIS_ARCH_TYPE is set, because BLIS's choice is slow
+ *  or wrong on new processors. With another library this does nothing. Call it once, before starting any thread and
+ *  before any product; a library user who does not call it gets BLIS's choice. Modifies the process's environment. */
 void ari_cpu_select_kernels(void);
 void ari_cpu_info_get(ar_cpu_info *out);
 

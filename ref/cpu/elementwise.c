@@ -5,8 +5,8 @@
 #include "ref/cpu/storage.h"
 #include "ref/numerics/philox.h"
 
-/* Element-wise kernels. Definitions of the functions: ref/numerics/scalar.h. Every loop reads an element of all its
- * inputs before it writes that element, so outputs may be inputs (same address and strides). */
+/* Elementwise kernels. ref/numerics/scalar.h defines the functions. Every loop reads an element of all inputs before it
+ * writes that element, so outputs may overwrite inputs (same address and strides). */
 
 /* --- add, mul, fill ----------------------------------------------------------------------------------------------- */
 ARI_ROW_KERNEL void add_loop(float *y, const float *a, const float *b, size_t n)
@@ -135,7 +135,7 @@ ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbu
     return AR_OK;
 }
 
-/* Rows of an activation's backward pass: gated or not; x is the gate, or what the activation is of. */
+/* Rows of an activation's backward pass, gated or not; x: the gate, or the activation's input. */
 typedef struct act_rows {
     ar_activation act;
     const ar_tensor *dx, *dy, *x;
@@ -218,7 +218,7 @@ ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dga
 
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 
-/* Elements whose bits are drawn before they are used. */
+/* Number of elements whose bits are drawn before they are used. */
 #define LANES ((size_t)64)
 
 /* Drops n consecutive elements, the first of which is number `first_index` of the full value. y may be x, sum may be
@@ -228,7 +228,7 @@ ARI_ROW_KERNEL void drop_row(float *y, float *sum, const float *x, const float *
 {
     float dropped[LANES];
     uint32_t bits[LANES];
-    size_t skip = (size_t)(first_index & 3u); /* a block holds four elements: the row may begin inside one */
+    size_t skip = (size_t)(first_index & 3u); /* a block holds four elements, and the row may begin inside one */
     uint64_t block = first_index >> 2;
     for (size_t offset = 0; offset < n; block += LANES / 4) {
         const size_t count = n - offset < LANES - skip ? n - offset : LANES - skip, blocks = (skip + count + 3) / 4;
@@ -283,7 +283,7 @@ ar_status ari_cpu_dropout(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const a
 }
 
 /* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */
-/* A loop does what memory allows; threads would not help it. */
+/* Limited by memory bandwidth, so threads would not help. */
 
 ARI_ROW_KERNEL void round_loop(float *y, const float *x, size_t n, int bits)
 {

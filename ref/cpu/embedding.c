@@ -12,7 +12,7 @@ ar_status ari_cpu_rows_in_range(ar_device *d, ARI_AT_ONCE, ar_buf row_of, ar_cbu
     int64_t *out = row_of.ptr;
     const int64_t *id = ids.ptr;
     for (size_t t = 0; t < n; t++) {
-        /* In uint64_t no difference overflows, and an id below start becomes larger than any count. */
+        /* in uint64_t no difference overflows, and an id below start becomes larger than any count */
         const uint64_t row = (uint64_t)id[t] - (uint64_t)start;
         out[t] = row < (uint64_t)count ? (int64_t)row : -1;
     }

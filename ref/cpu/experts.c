@@ -9,8 +9,8 @@
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
 
-/* The most preferred k of the first *count and this one, in that order; a later expert of the same score stays
- * behind. */
+/* Inserts an expert into the list of the k most preferred of *count experts, in order; of equal scores the later expert
+ * comes last. */
 static void put_in_order(int32_t *expert, size_t *count, const float *z, size_t i, size_t k)
 {
     size_t pos = *count < k ? (*count)++ : k;
@@ -145,12 +145,12 @@ ar_status ari_cpu_route(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_b
 
 /* A row's chosen experts, in the gradient. */
 typedef struct chosen_row {
-    const float *a, *g, *w; /* all scores, [experts]; of the chosen, [k] */
+    const float *a, *g, *w; /* all scores [experts]; scores of the chosen experts [k] */
     const int32_t *expert;
-    float divisor, r; /* r: the sum of the shares' slopes */
+    float divisor, r; /* r: sum of the shares' slopes */
 } chosen_row;
 
-/* The share of its j-th expert in r, and the slope of that. */
+/* Returns the contribution to r of the token's j-th expert, and its slope. */
 static float share_of_slot(const chosen_row *c, size_t j, const ar_route_rule *rule)
 {
     const float a = c->a[c->expert[j]];
@@ -208,7 +208,7 @@ ar_status ari_cpu_route_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz,
 
 /* --- losses of routers -------------------------------------------------------------------------------------------- */
 
-/* n experts of a row; c NULL: no balance; z: what the z-loss multiplies p by, 0: nothing. */
+/* Adds loss gradients for n experts of a row; c NULL: no balance loss; z: factor of p in the z-loss, 0: none. */
 static void add_losses(float *dz, const float *p, const float *c, float r, bool has_z, float z, size_t n)
 {
     for (size_t i = 0; i < n && c; i++)
@@ -311,7 +311,7 @@ ar_status ari_cpu_gather_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, con
     return AR_OK;
 }
 
-/* y += x, or s*x; the first term is written. */
+/* Computes y += x or s*x; the first term overwrites y. */
 static void add_term(float *y, bool is_first, const float *s, const float *x, size_t n)
 {
     if (is_first && s)

@@ -25,7 +25,8 @@ typedef struct feature {
 enum { FEATURES = 12 };
 
 #if defined(__x86_64__)
-/* Bit `bit` of a word (0: EAX .. 3: EDX) of leaf 7: what __builtin_cpu_supports of gcc 12 and clang 14 cannot name. */
+/* Returns bit `bit` of a word (0: EAX .. 3: EDX) of cpuid leaf 7, for features that __builtin_cpu_supports of gcc 12
+ * and clang 14 does not know. */
 static bool leaf7(unsigned int subleaf, int word, int bit)
 {
     unsigned int words[4] = {0};
@@ -53,7 +54,7 @@ static size_t list_features(feature out[FEATURES])
 }
 #elif defined(__aarch64__)
 #if defined(__linux__)
-/* Bit `bit` of the first or second word in which the kernel says what programs may use. */
+/* Returns bit `bit` of the first or second word in which the kernel reports features for programs. */
 static bool granted(int word, int bit)
 {
     return getauxval(word == 1 ? AT_HWCAP : AT_HWCAP2) >> bit & 1;
@@ -72,7 +73,7 @@ static bool granted(const char *name)
 static size_t list_features(feature out[FEATURES])
 {
     const feature table[] = {
-        {"asimd", true}, /* of every one */
+        {"asimd", true}, /* every 64-bit ARM processor has this */
         {"asimddp", GRANTED(1, 20, "arm.FEAT_DotProd")},
         {"i8mm", GRANTED(2, 13, "arm.FEAT_I8MM")},
         {"bf16", GRANTED(2, 14, "arm.FEAT_BF16")},
@@ -121,7 +122,7 @@ static void tell_features(char *out, size_t cap)
 /* --- what it is called -------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
-/* Name of the processor: the brand of x86, the core of ARM; "unknown" elsewhere. */
+/* Writes the processor's name: the brand on x86, the core on ARM, "unknown" elsewhere. */
 static void tell_name(char *out, size_t cap)
 {
     (void)snprintf(out, cap, "unknown");
@@ -146,7 +147,7 @@ static void tell_name(char *out, size_t cap)
         (void)snprintf(out, cap, "unknown");
 }
 #elif defined(__aarch64__) && defined(__linux__)
-/* Implementer and part of MIDR_EL1, as util-linux's lscpu names them (sys-utils/lscpu-arm.c). */
+/* Implementer and part of MIDR_EL1, with names from util-linux's lscpu (sys-utils/lscpu-arm.c). */
 typedef struct core {
     unsigned int implementer, part;
     const char *name;
@@ -191,8 +192,8 @@ static const core cores[] = {
     {0x00, 0x051, "a virtual one of qemu"},
 };
 
-/* Name of the calling core; a machine may have several kinds. Programs may read the register if the kernel reports it
- * in bit 11 of its first word. */
+/* Writes the name of the calling core; a machine may have several kinds. Programs may read the register if bit 11 of
+ * the kernel's first word is set. */
 static void tell_name(char *out, size_t cap)
 {
     uint64_t midr = 0;
@@ -230,7 +231,7 @@ void ari_cpu_info_get(ar_cpu_info *out)
     const bool refused = ari_exact_choose(&exact) != AR_OK;
     (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : exact.path->name);
     (void)snprintf(out->exact_reason, sizeof out->exact_reason, "%s", refused ? ar_error_message() : exact.why);
-    ari_utf8_clean(out->blas_reason); /* they quote variables of the environment, and may be cut */
+    ari_utf8_clean(out->blas_reason); /* these quote environment variables, and may be truncated */
     ari_utf8_clean(out->exact_reason);
     out->cores = ari_cores();
 }

@@ -20,14 +20,14 @@ static inline double factor(int32_t f, int32_t shift)
     return f == ARI_EXP_ZERO ? 0.0 : flagged;
 }
 
-/* scale[j] = 2^f[j]: 0 for ARI_EXP_ZERO, NaN for ARI_EXP_NONFINITE. */
+/* Computes scale[j] = 2^f[j]; 0 for ARI_EXP_ZERO, NaN for ARI_EXP_NONFINITE. */
 static ARI_SIMD void round_factors(double *restrict scale, const int32_t *restrict f, size_t n)
 {
     for (size_t j = 0; j < n; j++)
         scale[j] = factor(f[j], 0);
 }
 
-/* 2^(e-50), with the same two exceptions. */
+/* Returns 2^(e-50), with the same two exceptions. */
 static double round_row_factor(int32_t e)
 {
     return factor(e, -2 * ARI_CONTRACT_BITS);
@@ -39,8 +39,8 @@ static inline float rounded(double sum, double row, double scale)
     return ari_canonical32((float)(sum * row * scale));
 }
 
-/* hi*2^13 is exact and the addition rounds once, to nearest even: the sum is fl64(S). Adding +0 first makes a zero sum
- * +0 whatever the signs of its halves. */
+/* hi*2^13 is exact, and the addition rounds once to nearest even, so the sum is fl64(S). Adding +0 first makes a zero
+ * sum +0 whatever the signs of its halves. */
 ARI_SIMD void ari_round_halves(float *restrict y, const double *restrict hi, const double *restrict lo, double row,
                                const double *restrict scale, size_t n)
 {
@@ -99,7 +99,7 @@ ARI_SIMD void ari_sums_to_limbs(int64_t *restrict s, const int64_t *restrict sum
     }
 }
 
-/* Columns whose factors are made at a time. */
+/* number of columns whose factors are computed at a time */
 #define COLUMNS ((size_t)2048)
 
 /* Sums from other ranks may not be 0 where a flag says so: a product with 0 is +0 or -0, and adding +0 makes it +0 and
@@ -170,16 +170,16 @@ static size_t part_extent(size_t n, size_t parts, size_t step)
 
 /* Requirements of a job over tiles on their plan. */
 typedef struct tile_request {
-    size_t matrices; /* results: a batch's, or the one that all products go into */
-    size_t products; /* of the matrices of a batch, or of runs of the terms of one */
+    size_t matrices; /* number of results: one per batch element, or one for all products */
+    size_t products; /* number of products: matrices of a batch, or ranges of terms */
     size_t k;        /* terms of the longest product */
     size_t terms;    /* the longest sum between two flushes */
-    size_t values;   /* products whose rounded values have room next to the sums: 0, or those with terms */
-    bool direct;     /* sums are complete when they have been made, and may be rounded at once */
+    size_t values;   /* products whose rounded values have memory next to the sums: 0, or those with terms */
+    bool direct;     /* true if sums are complete when they have been computed, so that they may be rounded at once */
     const ar_runs *runs;
 } tile_request;
 
-/* One product's operand. */
+/* Returns the operand of one product. */
 static ar_packed product_of(const ar_packed *p, const ar_runs *runs, size_t number)
 {
     ar_packed operand = *p;
@@ -360,7 +360,7 @@ ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed 
 typedef struct round_output {
     ar_device *d;
     const ar_tensor *y, *z;
-    const int32_t *e, *f; /* [batch, m], [batch, n] */
+    const int32_t *e, *f; /* exponents [batch, m] and [batch, n] */
     const float *bias;    /* [n] or NULL */
     ar_activation act;
 } round_output;
@@ -426,7 +426,7 @@ static void finish_row(const round_output *o, const ari_tile *t, size_t i, float
         const ari_matrices zm = ari_matrices_of(o->z);
         values.data.ptr = ari_matrix_at(o->z, t->matrix) + (ptrdiff_t)(t->row + i) * zm.row_stride + t->col;
     }
-    (void)ari_cpu_bias_act(o->d, NULL, &sums, bias, o->act, &values); /* it has no error to report */
+    (void)ari_cpu_bias_act(o->d, NULL, &sums, bias, o->act, &values); /* this call cannot fail */
 }
 
 static void round_tile(const ari_exact_path *path, const void *context, const ari_tile *t)
@@ -467,9 +467,9 @@ ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
 /* --- rounded values into an accumulator --------------------------------------------------------------------------- */
 
 typedef struct acc_output {
-    uint8_t *t;           /* [m, n] */
-    int64_t *h, *l;       /* [m, n] */
-    const int32_t *e, *f; /* [products, m], [products, n] */
+    uint8_t *t;           /* [m, n] accumulator */
+    int64_t *h, *l;       /* [m, n] accumulator */
+    const int32_t *e, *f; /* exponents [products, m] and [products, n] */
     const tile_request *r;
     bool fresh, narrow;
 } acc_output;

@@ -50,8 +50,8 @@ static inline int ari_threads_for(const ar_device *d, size_t items, size_t work)
 #endif
 }
 
-/* for (size_t i = 0; i < n; i++), whose n independent pieces the threads of d share out. by: OpenMP's schedule, as in
- * (dynamic, 16). */
+/* Runs for (size_t i = 0; i < n; i++) with n independent iterations distributed over the threads of d. by: OpenMP's
+ * schedule, such as (dynamic, 16). */
 #if defined(_OPENMP)
 #define ARI_PRAGMA(text) _Pragma(#text)
 #define ARI_PARALLEL_BY(by, i, n, d, work)                                            \
@@ -77,8 +77,7 @@ static inline size_t ari_block_length(size_t n, size_t block)
     return remaining < ARI_BLOCK ? remaining : ARI_BLOCK;
 }
 
-/* Asks the second cache level for the lines of n numbers that are next: no prefetcher follows a row into another
- * page. */
+/* Prefetches the next n numbers into the L2 cache: no hardware prefetcher follows a row into another page. */
 static inline void ari_fetch(const void *p, size_t n)
 {
     for (size_t i = 0; i < n; i += 16)
@@ -95,7 +94,7 @@ static inline bool ari_sum_requested(const ar_row_sum *s)
 /* Terms of a sum over rows. */
 typedef struct ari_row_terms {
     const ar_row_sum *target;
-    ar_tensor terms; /* rows of them, side by side: from row 0 on, or from the block's first row */
+    ar_tensor terms; /* term rows side by side: from row 0 on, or from the block's first row */
     bool of_block;
 } ari_row_terms;
 
@@ -130,7 +129,7 @@ static inline ari_matrices ari_matrices_of(const ar_tensor *t)
     return v;
 }
 
-/* Offset of the first element of matrix `matrix` of the batch from t's, in row-major order of the batch dimensions. */
+/* Returns the offset of matrix `matrix` of the batch from t's start, in row-major order of the batch dimensions. */
 static inline ptrdiff_t ari_matrix_offset(const ar_tensor *t, size_t matrix)
 {
     ptrdiff_t offset = 0;
@@ -149,7 +148,7 @@ static inline float *ari_matrix_at(const ar_tensor *t, size_t matrix)
 
 /* --- transposition ------------------------------------------------------------------------------------------------ */
 
-/* Four words that the compiler keeps in a register of any instruction set. */
+/* Four words that the compiler keeps in a register with any instruction set. */
 typedef uint32_t ari_words4 __attribute__((vector_size(16)));
 
 static inline ari_words4 ari_words4_at(const uint32_t *p)

@@ -3,8 +3,8 @@
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 
-/* Cross-entropy over a vocabulary that may be sharded: leaf kernels for one shard. What ranks combine between them is
- * integer: keys by max, sums and bit patterns by addition. Formulas: numerics.md, "Sums along a row". */
+/* Cross-entropy over a vocabulary that may be sharded: kernels for one shard. What the ranks combine are integers: keys
+ * by maximum, sums and bit patterns by addition. Formulas: numerics.md, "Sums along a row". */
 
 ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
 {
@@ -37,7 +37,7 @@ ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, const ar_tensor 
     return AR_OK;
 }
 
-/* The sum of some function of n logits of a row, by a number that the row is given. */
+/* A sum of some function over n logits of a row, given a number that belongs to the row. */
 typedef uint64_t (*sum_fn)(const float *x, size_t n, int32_t of_row, int32_t p);
 
 /* Sums each row over its classes; 0 for a row whose of_row is `sentinel`. */
@@ -89,7 +89,7 @@ ar_status ari_cpu_ce_target(ar_device *d, ARI_AT_ONCE, ar_buf bits, const ar_ten
 {
     (void)d;
     const ar_tensor rows = ari_tensor_rows(logits);
-    uint32_t *out = bits.ptr; /* int32 that are summed over ranks: the same bits */
+    uint32_t *out = bits.ptr; /* int32 bits that are summed over ranks */
     const int64_t *target_cols = row_of.ptr;
     for (size_t t = 0; t < rows.shape[0]; t++)
         out[t] = target_cols[t] >= 0
@@ -107,7 +107,7 @@ ar_status ari_cpu_ce_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, ar_cbuf key,
     float *out = terms.ptr;
     const int32_t *keys = key.ptr;
     const int64_t *sums = sum.ptr;
-    const uint32_t *targets = bits.ptr; /* int32 summed over ranks: the same bits */
+    const uint32_t *targets = bits.ptr; /* int32 bits summed over ranks */
     const uint8_t *counts = valid.ptr;
     const int32_t *exponents = e.ptr;
     const int64_t *values = logits.ptr;
@@ -124,8 +124,8 @@ ar_status ari_cpu_ce_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, ar_cbuf key,
 typedef struct loss_row {
     float m;
     double l, weight, targets;
-    double miss, hit; /* the labels of other entries and of the target */
-    float fill_value; /* if `constant`: what each of them is */
+    double miss, hit; /* labels of other entries, and of the target */
+    float fill_value; /* if `constant`: the value of each */
     bool constant;
 } loss_row;
 
@@ -151,7 +151,8 @@ static void backward_row(const ar_tensor *dlogits, const ar_tensor *rows, size_t
         const float *x = piece_of(rows, t, begin, &n, scratch);
         float *out = ari_run_at(dlogits, offset, scratch);
         const size_t target_index = (size_t)target - begin;                           /* n or more: not in this piece */
-        const float logit = target >= 0 && target_index < n ? x[target_index] : 0.0f; /* before it may be overwritten */
+        const float logit = target >= 0 && target_index < n ? x[target_index] : 0.0f; /* read before it may be
+                                                                                         overwritten */
         if (row->constant) {
             for (size_t j = 0; j < n; j++)
                 out[j] = row->fill_value;

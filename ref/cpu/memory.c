@@ -3,14 +3,14 @@
 #include "ref/cpu/device.h"
 #include "ref/cpu/storage.h"
 
-/* Memory of the device, which is memory of the host: copies, and sums of buffers. */
+/* Memory of the CPU device, which is host memory: copies, and sums of buffers. */
 
 static ari_pool *pool_of(ar_device *d)
 {
     return &((ari_cpu_device *)d)->pool;
 }
 
-/** Slot alloc. No bytes: a valid pointer all the same. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+/** Slot alloc. A size of 0 also returns a valid pointer. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 ar_status ari_cpu_alloc(ar_device *d, ARI_AT_ONCE, ar_buf *out, size_t bytes)
 {
     return ari_pool_alloc(pool_of(d), &out->ptr, bytes);
@@ -52,7 +52,8 @@ typedef struct plane {
  * of a column may all fall into one set of the cache, and none has to stay there. */
 #define TILE ((size_t)64)
 
-/* One tile, contiguous along columns in `from` and along rows in `to`; `to` and `from` point at its corner. */
+/* Transposes one tile, contiguous along columns in `from` and along rows in `to`; both pointers are at the tile's
+ * corner. */
 #define TRANSPOSE_TILE(name, type)                                                                                 \
     static void name(char *to, ptrdiff_t to_col, const char *from, ptrdiff_t from_row, size_t rows, size_t cols)   \
     {                                                                                                              \
@@ -64,7 +65,7 @@ typedef struct plane {
             memcpy(to + (ptrdiff_t)c * to_col, tile[c], rows * sizeof(type));                                      \
     }
 
-/* Any strides, element by element. */
+/* Copies element by element with any strides. */
 #define COPY_ELEMENTS(name, type)                                                                     \
     static void name(char *to, const char *from, const plane *p)                                      \
     {                                                                                                 \
@@ -185,7 +186,7 @@ static bool converts(ar_dtype dst_dtype, ar_dtype src_dtype)
     return (dst_dtype == AR_F32 && src_dtype == AR_BF16) || (dst_dtype == AR_BF16 && src_dtype == AR_F32);
 }
 
-/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements of less than a byte, or of other widths than F32 and BF16),
+/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements smaller than a byte, or of other widths than F32 and BF16);
  *  nothing is written then. */
 ar_status ari_cpu_copy_strided(ar_device *d, ARI_AT_ONCE, const ar_tensor *dst, const ar_tensor *src)
 {

@@ -6,11 +6,11 @@
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 
-/* LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019), forward and backward, one row after the other.
- * Formulas, in the order in which they are rounded: numerics.md, "Sums along a row". */
+/* LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019), forward and backward, row by row. Formulas, in
+ * the order in which they are rounded: numerics.md, "Sums along a row". */
 
-/* Exponent of a row: a magnitude's bits order as the magnitudes do, with infinities and then NaNs above all finite
- * values, so that the exponent of the largest is the largest exponent. */
+/* Returns a row's exponent. The bits of magnitudes have the order of the magnitudes, with infinities and then NaNs
+ * above all finite values, so the exponent of the largest magnitude is the largest exponent. */
 ARI_ROW_LOOP int32_t exponent_of(const float *x, size_t n)
 {
     uint32_t top = 0;
@@ -81,8 +81,8 @@ ARI_ROW_KERNEL void rms_forward(float *y, float *rstd, const float *x, const flo
     }
 }
 
-/** Slot norm_forward. y may be x. h = 0 or rows = 0: nothing to do. Errors: AR_ERR_MEMORY (bf16: a row of scratch a
- *  thread), nothing is written then. */
+/** Slot norm_forward. y may be x. h = 0 or rows = 0: does nothing. Errors: AR_ERR_MEMORY (bf16 needs a row of scratch
+ *  per thread); nothing is written then. */
 ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
                                ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
 {
@@ -110,9 +110,9 @@ ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, con
     return AR_OK;
 }
 
-/* Inputs and outputs of the backward pass of one row. */
+/* Inputs and outputs of the backward pass for one row. */
 typedef struct norm_row {
-    float *dx, *sum, *dgamma, *dbeta; /* [h]; sum, and dgamma's and dbeta's terms: NULL: not wanted */
+    float *dx, *sum, *dgamma, *dbeta; /* [h] outputs; sum, and the terms dgamma and dbeta, may be NULL: not wanted */
     const float *dy, *x, *gamma;      /* [h] */
     const float *residual;            /* [h]; NULL: no residual */
     double mean;                      /* LayerNorm's; unused for RMSNorm */
@@ -132,7 +132,7 @@ typedef struct norm_tops {
 ARI_ROW_LOOP norm_tops backward_terms(const norm_row *row, size_t h, int centred)
 {
     uint32_t largest_g = 0, largest = 0;
-    const norm_row r = *row; /* whose fields no store changes */
+    const norm_row r = *row; /* a copy whose fields no store can change */
 #pragma GCC ivdep
     for (size_t j = 0; j < h; j++) {
         const float dy = r.dy[j];
@@ -209,19 +209,19 @@ ARI_ROW_KERNEL void rms_backward(const norm_row *row, size_t h)
     backward_row(row, h, 0);
 }
 
-/* All rows. */
+/* Inputs and outputs of all rows. */
 typedef struct norm_rows {
     ar_norm_kind kind;
     size_t h;
-    const ar_tensor *dx, *sum, *dy, *x, *residual; /* sum and residual NULL: not wanted */
+    const ar_tensor *dx, *sum, *dy, *x, *residual; /* sum and residual may be NULL: not wanted */
     const float *gamma, *rstd;
     const double *mean;
     float *scratch;        /* SCRATCH rows a thread */
-    float *dgamma, *dbeta; /* the terms of a block of rows; NULL: not wanted, or (dbeta) dy itself */
+    float *dgamma, *dbeta; /* terms of a block of rows; NULL: not wanted, or (dbeta) dy itself */
 } norm_rows;
 
-/* Rows of a thread's scratch: two that are kept between the passes, and those that are bf16 in memory. dx may take x's
- * room, and the sum the residual's. */
+/* Rows in a thread's scratch: two kept between the passes, and those stored as bf16. dx may use x's scratch, and sum
+ * the residual's. */
 enum { G, XHAT, X_ROOM, DY_ROOM, RESIDUAL_ROOM, SCRATCH };
 
 static float *scratch_row(const norm_rows *n, int which)
@@ -273,7 +273,7 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
         return AR_OK;
     const size_t threads = (size_t)ari_threads_for(d, rows, rows * h), block = ari_block_rows(d, rows, h);
     const size_t scratch_size = (SCRATCH * h + ARI_LINE) * threads, terms = block * h;
-    /* dbeta's terms are dy, unless dx takes its place. */
+    /* dbeta's terms are dy, unless dx overwrites dy */
     const bool copied = ari_sum_requested(dbeta) && dx->data.ptr == dy->data.ptr;
     ARI_OWNED void *memory = NULL;
     AR_TRY(ari_alloc(&memory, scratch_size + 2 * terms, sizeof(float), "norm_backward's scratch"));

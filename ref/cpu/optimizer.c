@@ -4,8 +4,8 @@
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 
-/* Gradients and weights, element by element: the norm's integer sums, clipping, the optimizers' updates. What an
- * element becomes is said once, in ref/numerics/optimizer.h. */
+/* Elementwise operations on gradients and weights: the norm's integer sums, clipping, and the optimizers' updates.
+ * ref/numerics/optimizer.h defines each element's value. */
 
 /* --- the gradient norm -------------------------------------------------------------------------------------------- */
 
@@ -73,7 +73,7 @@ ar_status ari_cpu_scale(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_
 
 /* --- updates ------------------------------------------------------------------------------------------------------ */
 
-/* A weight that is not what its master copy rounds to was set since. */
+/* A weight that differs from its rounded master copy was set by somebody since. */
 ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
 {
 #pragma GCC ivdep
@@ -83,7 +83,7 @@ ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
     }
 }
 
-/* Values that are constant within a step are read once: the compiler takes the choices out of the loops. */
+/* Reads values that are constant within a step once, so that the compiler moves branches out of the loops. */
 ARI_ROW_KERNEL void plain_loop(const ari_optimizer_constants *k, float *w, const float *g, size_t n)
 {
     ari_optimizer_constants constants = *k;

@@ -20,7 +20,7 @@
  * those that were rounded have become 2^-126 at most, which leaves the largest exponent as it is. 2^-126 itself may be
  * (2 - 2^-23)*2^-127, whose exponent is smaller, rounded up. */
 
-#define BLOCK ((size_t)2048) /* groups whose maxima are kept in the first cache level together */
+#define BLOCK ((size_t)2048) /* number of groups whose maxima fit in the L1 cache together */
 
 /* The maximum over a run of contiguous elements, of one group. */
 ARI_SIMD static uint32_t top_of_run(ari_stored_run x, size_t n)
@@ -33,7 +33,7 @@ ARI_SIMD static uint32_t top_of_run(ari_stored_run x, size_t n)
     return top;
 }
 
-/* One element each of n groups that lie side by side. */
+/* Updates the maxima of n groups that are side by side with one element each. */
 ARI_SIMD static void top_of_each(uint32_t *restrict top, ari_stored_run x, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -87,13 +87,14 @@ typedef struct groups {
     bool narrow; /* of an operand of 15 bits */
 } groups;
 
-/* True if groups are read side by side, an element of each at a time; else one after the other, in runs. */
+/* Returns true if groups are read side by side, one element of each at a time; false if they are read one after the
+ * other, in runs. */
 static bool side_by_side(const groups *g)
 {
     return g->group_stride == 1 && g->along_stride != 1;
 }
 
-/* Elements [k, k + n) of group i, or (side by side) element k of the groups [i, i + n): n <= BLOCK of them. */
+/* Returns elements [k, k + n) of group i or, if side by side, element k of groups [i, i + n); n <= BLOCK. */
 static ari_stored_run run_of(const groups *g, size_t i, size_t k, size_t n, float scratch[BLOCK])
 {
     const ptrdiff_t offset = g->base_offset + (ptrdiff_t)i * g->group_stride + (ptrdiff_t)k * g->along_stride;
@@ -106,7 +107,7 @@ static size_t run_length(const groups *g, size_t k)
     return g->along - k < BLOCK ? g->along - k : BLOCK;
 }
 
-/* From the largest magnitude of a group. */
+/* Stores the exponent of a group's largest magnitude. */
 static void store_exponent(int32_t *e, double top, const groups *g, bool max_into)
 {
     const int32_t exponent = g->narrow ? ari_narrow_exponent(top) : ari_exponent64(top);
@@ -141,7 +142,7 @@ static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t
     return normal;
 }
 
-/* The same in binary64. */
+/* Does the same in binary64. */
 static void scaled_block(int32_t *e, const groups *g, const double *scale, size_t n, bool max_into)
 {
     float scratch[BLOCK];
@@ -158,7 +159,7 @@ static void scaled_block(int32_t *e, const groups *g, const double *scale, size_
         store_exponent(e + i, ari_float64(top[i]), g, max_into);
 }
 
-/* e[batch, rows] over the columns of a, scaled by s, of [batch, cols], unless that is NULL. */
+/* Computes e [batch, rows] over the columns of a, scaled by s [batch, cols] unless s is NULL. */
 static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const ari_shifts *s, bool max_into,
                       bool narrow)
 {
@@ -209,7 +210,8 @@ ARI_SIMD static void narrow_of(float *restrict narrow, const double *restrict wi
         narrow[i] = (float)wide[i];
 }
 
-/* c NULL: all 1. shifts_fini. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+/* Initialises the shifts. c NULL: all factors are 1. The caller calls shifts_fini. Errors: AR_ERR_OVERFLOW,
+ * AR_ERR_MEMORY. */
 static ar_status shifts_init(ari_shifts *s, const int32_t *c, int sign, size_t batch, size_t k)
 {
     size_t n = 0;
@@ -231,7 +233,7 @@ static ar_status shifts_init(ari_shifts *s, const int32_t *c, int sign, size_t b
     return AR_OK;
 }
 
-/* c NULL: all 1. shifts_fini. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+/* Frees the shifts. */
 static void shifts_fini(ari_shifts *s)
 {
     free(s->wide);
@@ -260,8 +262,8 @@ ar_status ari_cpu_row_exponents(ar_device *d, ARI_AT_ONCE, ar_buf e, const ar_te
 
 /* --- pack --------------------------------------------------------------------------------------------------------- */
 
-/** Slot packed_create. AR_PACKED_LEFT asks for nothing here: either operand has the same form. Errors: AR_ERR_OVERFLOW,
- *  AR_ERR_MEMORY. */
+/** Slot packed_create. AR_PACKED_LEFT has no effect here, since both operands have the same form. Errors:
+ *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **out, size_t batch, size_t rows, size_t k,
                                 unsigned form)
 {
@@ -387,12 +389,12 @@ ARI_SIMD static void quantise_narrow(void *restrict q, ari_stored_run x, const f
         store_integer(q, k, quantised(ari_stored_value(x, k), scale[k] * row, limit_of(narrow)), narrow);
 }
 
-/* The common part of the rows of one matrix. */
+/* What the rows of one matrix have in common. */
 typedef struct pack_job {
     char *q;   /* first element of the destination */
-    size_t ld; /* its row length */
+    size_t ld; /* row length of the packed integers */
     const ar_tensor *a;
-    ptrdiff_t base_offset; /* its element that is the matrix's first */
+    ptrdiff_t base_offset; /* index of the matrix's first element */
     ptrdiff_t row_stride, col_stride;
     bool narrow;      /* the destination */
     ari_shifts scale; /* of [cols] */
@@ -433,18 +435,18 @@ static void quantise_row(const pack_job *j, size_t row, size_t term_begin, ari_s
 /* Side of a tile of terms by rows: few enough bytes of each at a time that writes go to few places. Measured: tiles of
  * 16 terms take three times as long if rows are a multiple of 4096 bytes apart. */
 #define TILE ((size_t)64)
-#define CHUNK ((size_t)1024) /* terms that a thread takes at a time */
-#define GROUP ((size_t)8)    /* rows, and terms, that a transposition takes */
+#define CHUNK ((size_t)1024) /* number of terms that a thread processes at a time */
+#define GROUP ((size_t)8)    /* number of rows and terms in a transposition */
 
-/* The factors of TILE rows or less; mask: 0 for rows that are zero. */
+/* Factors of up to TILE rows; mask: 0 for rows that are zero. */
 typedef struct tile_rows {
     float factor[TILE];
     int32_t mask[TILE];
     size_t n; /* a multiple of GROUP */
 } tile_rows;
 
-/* Quantises n terms of the rows in the order in which they are in memory, and writes them as rows. Meanwhile the lines
- * of the next tile and those that are written come near. */
+/* Quantises n terms of the rows in memory order and writes them as rows, while prefetching the next tile's lines and
+ * the lines to be written. */
 ARI_SIMD static void quantise_tile(void *restrict q, const pack_job *j, ptrdiff_t offset, const float *restrict scale,
                                    const tile_rows *restrict rows, size_t n)
 {
@@ -483,8 +485,8 @@ static bool narrow_rows(tile_rows *rows, const pack_job *j, size_t first_row, si
     return true;
 }
 
-/* Terms [term_begin, term_end) of rows [first_row, first_row + n), both in multiples of GROUP. False, nothing written:
- * not by way of fp32. */
+/* Packs terms [term_begin, term_end) of rows [first_row, first_row + n), both multiples of GROUP, in fp32. Returns
+ * false and writes nothing if fp32 does not suffice. */
 static bool pack_tiles(const pack_job *j, size_t first_row, size_t n, size_t term_begin, size_t term_end)
 {
     tile_rows rows;
@@ -527,7 +529,7 @@ static void pack_block(const pack_job *j, size_t first_row, size_t n, size_t ter
     }
 }
 
-/** Slot pack. Errors: AR_ERR_SHAPE (the part does not lie inside p), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+/** Slot pack. Errors: AR_ERR_SHAPE (the part is not inside p), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 ar_status ari_cpu_pack(ar_device *d, ARI_AT_ONCE, ar_packed *p, size_t row_at, size_t k_at, const ar_tensor *a,
                        ar_cbuf c, int sign, ar_cbuf e)
 {
@@ -538,7 +540,7 @@ ar_status ari_cpu_pack(ar_device *d, ARI_AT_ONCE, ar_packed *p, size_t row_at, s
     ari_shifts scale;
     AR_TRY(shifts_init(&scale, c.ptr, sign, m.batch, m.cols));
     const int32_t *exponents = e.ptr;
-    /* Rows that are contiguous are read from one end to the other, as memory likes it best. */
+    /* contiguous rows are read sequentially from one end to the other */
     const bool is_contiguous = m.col_stride == 1 && m.cols > 0;
     const size_t height = is_contiguous ? TILE / 4 : TILE, length = is_contiguous ? m.cols : CHUNK;
     const size_t down = (m.rows + height - 1) / height, along = (m.cols + length - 1) / length;

@@ -6,14 +6,14 @@
 
 #include "ref/core/size.h"
 
-/* Before every buffer, so that its size is known when it comes back. */
+/* Header in front of every buffer, which records its size for when it is freed. */
 struct ari_block {
     size_t bytes;     /* with this header, a multiple of ALIGNMENT */
-    size_t requested; /* what its user needs of them */
+    size_t requested; /* size that the user requested */
 };
 
 #define ALIGNMENT ((size_t)64)
-/* From here on glibc asks the kernel for pages; below, its own lists are as fast. */
+/* Size from which glibc asks the kernel for pages; below it, glibc's free lists are as fast as these. */
 #define LARGE ((size_t)1 << 17)
 
 /* Sanitizers shall see every buffer come and go. */
@@ -54,7 +54,7 @@ static ari_block *find_block(ari_pool *p, size_t requested)
         const size_t bytes = p->block[i]->bytes;
         const bool fits = bytes >= requested && bytes - requested <= bytes / 8;
         if (fits && (best_index == p->n || bytes <= p->block[best_index]->bytes))
-            best_index = i; /* of equal ones the newest, which is the likeliest to be in a cache */
+            best_index = i; /* among equal sizes the newest block, which is most likely in a cache */
     }
     return best_index < p->n ? take_block(p, best_index) : NULL;
 }
@@ -74,7 +74,7 @@ static size_t limit_of(const ari_pool *p)
     return peak + peak / ARI_POOL_SLACK;
 }
 
-/* A kept block, or room for a new one: NULL. */
+/* Returns a free block; NULL if a new one must be allocated. */
 static ari_block *reuse(ari_pool *p, size_t requested)
 {
     pthread_mutex_lock(&p->lock);

@@ -6,7 +6,7 @@
 /* Rotary positions (Su et al. 2021, arXiv:2104.09864), in the form of Hugging Face's Llama: the pairs are (i, i +
  * d/2). */
 
-/* The slower of the two dimensions is the outer loop: a frequency takes an exp and a log. */
+/* The outer loop is over frequencies, because each needs an exp and a log. */
 static void table_column(float *cos, float *sin, float inv_freq, float scale, size_t positions, size_t half)
 {
     for (size_t s = 0; s < positions; s++) {
@@ -31,7 +31,8 @@ ar_status ari_cpu_rope_tables(ar_device *d, ARI_AT_ONCE, ar_buf cos, ar_buf sin,
     return AR_OK;
 }
 
-/* Pairs: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; flip is the sign bit that makes sin -sin. y1 may be x1, y2 x2. */
+/* Rotates pairs: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; flip: a sign bit that turns sin into -sin. y1 may be x1,
+ * and y2 may be x2. */
 ARI_ROW_KERNEL void rotate(float *y1, float *y2, const float *x1, const float *x2, const float *cos, const float *sin,
                            uint32_t flip, size_t n)
 {
@@ -44,7 +45,7 @@ ARI_ROW_KERNEL void rotate(float *y1, float *y2, const float *x1, const float *x
     }
 }
 
-/* One head, whose elements are side by side from `y_offset` of y and `x_offset` of x on. */
+/* Rotates one head with contiguous elements, from `y_offset` of y and `x_offset` of x on. */
 static void rotate_head(const ar_tensor *y, ptrdiff_t y_offset, const ar_tensor *x, ptrdiff_t x_offset,
                         const float *cos, const float *sin, uint32_t flip, size_t half)
 {

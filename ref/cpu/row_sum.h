@@ -5,11 +5,11 @@
 #include "ref/cpu/rows/rows.h"
 #include "ref/numerics/scalar.h"
 
-/* Loops that the row kernels share: exponents and quantised sums of a row (numerics.md, "Sums along a row"). They
- * must be inlined, so that they are compiled for the instruction set of the ARI_SIMD function that calls them. */
+/* Loops that row kernels share: exponents and quantised sums of a row (numerics.md, "Sums along a row"). They must be
+ * inlined, so that they are compiled for the instruction set of the calling ARI_SIMD function. */
 #if defined(__GNUC__)
 #define ARI_ROW_LOOP static inline __attribute__((always_inline))
-/* On a function with a hot loop: everything it calls is inlined into it, whatever gcc's size heuristics say. */
+/* For a function with a hot loop: inlines everything that it calls, whatever gcc's size heuristics say. */
 #define ARI_ROW_KERNEL ARI_SIMD __attribute__((flatten)) static
 #else
 #define ARI_ROW_LOOP static inline
@@ -18,16 +18,17 @@
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
-/* The factor 2^(p-e) of a row sum. Rows that are all zero or hold a non-finite value get 0: their sum is not used. */
+/* Returns the factor 2^(p-e) of a row sum; 0 for rows that are all zero or contain a non-finite value, whose sum is not
+ * used. */
 ARI_ROW_LOOP double ari_row_step(int32_t e, int32_t p)
 {
     return e == ARI_EXP_ZERO || e == ARI_EXP_NONFINITE ? 0.0 : ari_scale2(1.0, p - e);
 }
 
-/* ari_rowsum_quantise with its power of two, `step`, taken out of the loop, and biased by ARI_ROUND_MAGIC_BITS, which
- * ari_row_value takes off the whole sum; |x*step| < 2^40 for finite x. The addition of the magic number is rint and the
- * conversion to an integer in one, on every instruction set, and a NaN or an infinity that comes here is never
- * converted: it is only bits, of a sum that is not used. */
+/* Computes ari_rowsum_quantise with its power of two, `step`, hoisted out of the loop and biased by
+ * ARI_ROUND_MAGIC_BITS, which ari_row_value subtracts from the whole sum; |x*step| < 2^40 for finite x. Adding the
+ * magic number rounds and converts to an integer in one operation on every instruction set. NaN and infinity are never
+ * converted: they leave arbitrary bits in a sum that is not used. */
 ARI_ROW_LOOP uint64_t ari_row_biased(double x, double step)
 {
     return ari_bits64(x * step + ARI_ROUND_MAGIC);

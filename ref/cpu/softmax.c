@@ -4,11 +4,11 @@
 #include "ref/cpu/row_sum.h"
 #include "ref/numerics/scores.h"
 
-enum { WORTH = 4 }; /* elements that other kernels go through in the time of one, at least */
+enum { WORTH = 4 }; /* minimum number of elements that other kernels process in the time of one */
 
-/* Attention's softmax and its gradient, one row (one query of one head) after the other. Masks are structural: a masked
- * key is left out. While a row is worked on, its masked places hold -inf, which no visible place does then: a visible
- * score that is not finite has been written as NaN, since it makes the whole row NaN. */
+/* Attention's softmax and its gradient, one row (one query of one head) after the other. Masks are structural: masked
+ * keys are left out. While a row is being computed, its masked entries are -inf. No visible entry is -inf then, because
+ * a visible score that is not finite has been replaced by NaN, since it makes the whole row NaN. */
 
 static ari_score_rows rows_of(const ar_scores *block, const ar_mask *mask)
 {
@@ -20,10 +20,10 @@ ARI_ROW_LOOP float nan_unless_finite(float x)
     return (ari_bits32(x) & 0x7f800000u) == 0x7f800000u ? ari_nan32() : x;
 }
 
-/* In what follows the rows begin at the first key that the row may see. */
+/* From here on rows begin at the first key that the row may see. */
 
-/* row = scaled scores with the additive mask, masked -inf, visible ones finite or NaN, and its largest key: INT32_MIN
- * without a visible one. row may be scores. */
+/* Computes row = scaled scores with the additive mask, where masked entries are -inf and visible ones finite or NaN.
+ * Returns the row's largest key; INT32_MIN without a visible key. row may be scores. */
 ARI_ROW_LOOP int32_t scale_and_mask(float *row, const float *scores, float scale, const float *additive,
                                     const uint8_t *padding, size_t n)
 {
@@ -41,7 +41,7 @@ ARI_ROW_LOOP int32_t scale_and_mask(float *row, const float *scores, float scale
     return n == 0 || row_max == -INFINITY ? INT32_MIN : ari_key32(row_max);
 }
 
-/* For each kind of mask its own loop. */
+/* Dispatches to a separate loop for each kind of mask. */
 ARI_ROW_LOOP int32_t mask_row(float *row, const float *scores, float scale, const ari_score_row *m)
 {
     if (m->additive && m->padding)
@@ -70,14 +70,14 @@ ARI_ROW_LOOP void set_zero(float *row, size_t begin, size_t end)
         row[j] = 0.0f;
 }
 
-/* +0 outside the keys that the row may see; `block_row` is the block's row. */
+/* Writes +0 outside the keys that the row may see; `block_row` is the block's row. */
 ARI_ROW_LOOP void clear_outside(float *block_row, const ari_score_row *m, size_t cols)
 {
     set_zero(block_row, 0, m->first_key);
     set_zero(block_row, m->first_key + m->keys, cols);
 }
 
-/* Rows that have no visible key, or one that is not finite. */
+/* Handles rows without a visible key, or with a visible value that is not finite. */
 ARI_ROW_LOOP void without_sum(float *row, size_t n, int32_t top)
 {
     for (size_t j = 0; j < n; j++)
@@ -123,7 +123,8 @@ ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cb
     int32_t *tops = max.ptr;
     double *l = sum.ptr;
     const ari_score_rows score_rows = rows_of(block, mask);
-    /* Dynamic: a causal row's length grows with its query. An element is worth several of other kernels. */
+    /* dynamic schedule: a causal row's length grows with its query. An element costs as much as several in other
+     * kernels */
     ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys * WORTH) {
         const ari_score_row m = ari_score_row_of(&score_rows, i);
         const row_sums sums = {tops + m.row_index, l + m.row_index, is_known, sink ? sink + m.head : NULL};
@@ -167,7 +168,7 @@ ARI_ROW_KERNEL void softmax_backward_row(float *all_ds, const float *all_probs, 
 #pragma GCC ivdep
     for (size_t j = 0; j < m->keys; j++)
         ds[j] = ari_attention_ds(probs[j], dprobs[j], sum, scale);
-    clear_masked(all_ds, m, b->part.cols); /* -0, or NaN in a row that has one, stands at masked keys now */
+    clear_masked(all_ds, m, b->part.cols); /* masked keys now contain -0, or NaN in a row with NaN */
 }
 
 /** Slot softmax_backward. ds may be dprobs; no other overlap. */

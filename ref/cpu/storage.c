@@ -51,7 +51,7 @@ static void convert_row(const ar_tensor *y, const ar_tensor *x, size_t row)
 
 void ari_convert(const ar_tensor *y, const ar_tensor *x)
 {
-    if (y->stride[1] != 1 && y->stride[0] == 1) { /* along its columns */
+    if (y->stride[1] != 1 && y->stride[0] == 1) { /* contiguous along columns */
         const ar_tensor turned_y = ari_tensor_transposed(y), turned_x = ari_tensor_transposed(x);
         for (size_t r = 0; r < turned_y.shape[0]; r++)
             convert_row(&turned_y, &turned_x, r);

@@ -3,24 +3,25 @@
 
 #include "ref/cpu/kernels.h"
 
-/* Values are in memory as fp32 or as bf16; every loop computes in fp32. A run of neighbouring fp32 numbers is the
- * memory itself. A run of bf16 numbers is widened into `room`, which stays in the cache, and what a loop wrote there is
- * rounded once, when the run is stored.
+/* Values are stored as fp32 or bf16, and every loop computes in fp32. A run of contiguous fp32 numbers is used in
+ * place. A run of bf16 numbers is widened into scratch memory, which stays in the cache, and the loop's output is
+ * rounded once when the run is stored.
  *
- *     float room[ARI_BLOCK], *out = ari_run_at(y, at, room);
- *     loop(out, ari_run_load(x, at, n, other), n);
- *     ari_run_store(y, at, n, out);
+ *    float room[ARI_BLOCK], *out = ari_run_at(y, at, room);
+ *    loop(out, ari_run_load(x, at, n, other), n);
+ *    ari_run_store(y, at, n, out);
  *
- * `at` counts elements of the tensor's memory. A loop that may work in place may do so in `room` too. */
+ * `at` counts elements in the tensor's memory. A loop that supports working in place may also do so in scratch
+ * memory. */
 
 /* Floats between the rooms of two threads: a cache line. */
 #define ARI_LINE ((size_t)16)
 
-/** y[i] = x[i], rounded to the nearest bf16 number with ties to even; y[i] = x[i]. No overlap. */
+/** Computes y[i] = x[i], rounded to the nearest bf16 number with ties to even; the inverse: y[i] = x[i]. No overlap. */
 void ari_narrow(uint16_t *y, const float *x, size_t n);
 void ari_widen(float *y, const uint16_t *x, size_t n);
 
-/** Address at which to write n values that will be stored at `offset`. */
+/** Returns the address for writing n values that will be stored at `offset`. */
 static inline float *ari_run_at(const ar_tensor *t, ptrdiff_t offset, float *scratch)
 {
     return t->dtype == AR_BF16 ? scratch : (float *)t->data.ptr + offset;
@@ -33,7 +34,7 @@ static inline const float *ari_run_load(const ar_tensor *t, ptrdiff_t offset, si
     return ari_run_at(t, offset, scratch);
 }
 
-/** run: of ari_run_at for the same place. */
+/** run: from ari_run_at with the same offset. */
 static inline void ari_run_store(const ar_tensor *t, ptrdiff_t offset, size_t n, const float *run)
 {
     if (t->dtype == AR_BF16)
@@ -57,8 +58,8 @@ static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t offset, 
     return scratch;
 }
 
-/* Values side by side, for loops that read each of them once: widening bf16 numbers into room first takes as long as
- * such a loop. */
+/* Consecutive values in their storage format, for loops that read each value once: widening bf16 numbers into scratch
+ * memory first would take as long as such a loop. */
 typedef struct ari_stored_run {
     const void *x;
     bool half; /* bf16 */
@@ -88,5 +89,5 @@ static inline ari_stored_run ari_stored_gather(const ar_tensor *t, ptrdiff_t off
 
 /** Matrix `matrix` of the batch that t is. */
 ar_tensor ari_matrix_view(const ar_tensor *t, size_t matrix);
-/** y = x, element by element: matrices of one shape and any strides, F32 or BF16 each. No overlap. */
+/** Computes y = x element by element for matrices of one shape with any strides, each F32 or BF16. No overlap. */
 void ari_convert(const ar_tensor *y, const ar_tensor *x);

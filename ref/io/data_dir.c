@@ -23,10 +23,10 @@
 static const char *const from_command[] = {ANYRANK_DATA_FROM_COMMAND, ANYRANK_DATA_FROM_BUILD};
 enum { BESIDE = sizeof from_command / sizeof *from_command };
 
-/* The folder next to the running program, which cannot be a constant: a tree may be moved. */
+/* the folder next to the running program; not a constant, because an installation may be moved */
 static _Thread_local char bundled[PATH_MAX];
 
-/* The text is what every data directory has. */
+/* Returns true if the folder contains the text, which every data directory has. */
 static bool has_data(const char *folder)
 {
     char text[PATH_MAX];
@@ -72,7 +72,7 @@ const char *ari_data_dir(void)
 
 bool ari_package_path(char *path, size_t cap, const char *file)
 {
-    /* In the sources, in an installation, in a wheel. */
+    /* relative paths in the sources, in an installation, and in a wheel */
     static const char *const from_data[] = {"../../python/anyrank", "python/anyrank", "../.."};
     char joined[PATH_MAX];
     for (size_t i = 0; i < sizeof from_data / sizeof *from_data; i++) {

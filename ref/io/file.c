@@ -15,7 +15,7 @@ ar_status ari_file_path(char **out, const char *folder, const char *name)
 {
     if (asprintf(out, "%s/%s", folder, name) >= 0)
         return AR_OK;
-    *out = NULL; /* asprintf leaves it undefined */
+    *out = NULL; /* asprintf leaves the pointer undefined on failure */
     ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
     return AR_ERR_MEMORY;
 }

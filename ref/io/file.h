@@ -23,14 +23,14 @@ AR_NODISCARD ar_status ari_config_path(char **out, const char *path);
 bool ari_is_folder(const char *path);
 /** Creates a folder and its missing parents. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_folder_make(const char *path);
-/** Makes a folder NAME-XXXXXX for temporary files, in TMPDIR or /tmp, and writes its path to path[0, cap); the caller
- *  removes it. On error path is "". Errors: AR_ERR_IO. */
+/** Creates a folder NAME-XXXXXX for temporary files in TMPDIR or /tmp and writes its path to path[0, cap). The caller
+ *  removes the folder. After an error path is "". Errors: AR_ERR_IO. */
 AR_NODISCARD ar_status ari_folder_make_temporary(char *path, size_t cap, const char *name);
-/** *exists: whether a folder has this file. Errors: AR_ERR_MEMORY. */
+/** Reports whether a folder contains this file. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_is_in(bool *exists, const char *folder, const char *name);
 
-/** Opens a regular file for reading and gives its size. A directory, a pipe or a device is refused instead of waited
- *  for. Errors: AR_ERR_IO. The caller closes *fd. */
+/** Opens a regular file for reading and gets its size. A directory, pipe or device is refused instead of blocking.
+ *  Errors: AR_ERR_IO. The caller closes *fd. */
 AR_NODISCARD ar_status ari_file_open(int *fd, size_t *bytes, const char *path);
 /** Closes *fd, unless it is -1. */
 void ari_file_close(const int *fd);
@@ -47,7 +47,7 @@ void ari_pages_drop(const void *data, size_t bytes);
  *  Errors: AR_ERR_IO, AR_ERR_OVERFLOW (longer than `limit`), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_read(unsigned char **out, size_t *length, const char *path, size_t limit);
 
-/** Writes data that is whole in memory as one file of ref/core/atomic_file.h; path "-" is stdout. */
+/** Writes data that is complete in memory as one file through ref/core/atomic_file.h; path "-" is stdout. */
 AR_NODISCARD ar_status ari_file_write(const char *path, const void *data, size_t bytes);
 
 /* --- files of other programs -------------------------------------------------------------------------------------- */
@@ -58,21 +58,22 @@ AR_NODISCARD ar_status ari_file_write(const char *path, const void *data, size_t
 /* Purpose for which a file was opened. */
 typedef enum ari_requested {
     ARI_WANT_TENSORS, /* a safetensors file */
-    ARI_WANT_TOKENS,  /* bytes, u16 or u32, one after the other */
+    ARI_WANT_TOKENS,  /* bytes, u16 or u32, contiguous */
     ARI_WANT_TEXT     /* JSON, a mapping, a text */
 } ari_requested;
 
-#define ARI_FORMAT_HEAD 64 /* bytes by which a file is recognised */
-/** Refuses a file that begins as one of NumPy, PyTorch, GGUF, HDF5, Arrow, Parquet, gzip or zstd does. head: its first
- * n bytes, ARI_FORMAT_HEAD if it has as many. Errors: AR_ERR_FORMAT, with what it is and how to convert it. */
+#define ARI_FORMAT_HEAD 64 /* number of bytes that identify a format */
+/** Refuses a file that begins like one of NumPy, PyTorch, GGUF, HDF5, Arrow, Parquet, gzip or zstd. head: the file's
+ *  first n bytes, at most ARI_FORMAT_HEAD. Errors: AR_ERR_FORMAT, which names the format and how to convert it. */
 AR_NODISCARD ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n,
                                                     ari_requested requested);
 enum { ARI_FORMAT_CONVERSION = 1536 };
-/** The same of an open file of `bytes` bytes. Errors: also AR_ERR_IO. */
+/** Does the same for an open file of `bytes` bytes. Errors: also AR_ERR_IO. */
 AR_NODISCARD ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path,
                                                          ari_requested requested);
 
-/** ari_file_read of a text: JSON, a mapping, a text to train on. Errors: also AR_ERR_FORMAT, as above. */
+/** Does what ari_file_read does for a text file: JSON, a mapping, or a text to train on. Errors: also AR_ERR_FORMAT, as
+ *  above. */
 AR_NODISCARD ar_status ari_file_read_text(unsigned char **out, size_t *length, const char *path, size_t limit);
 
 /** Refuses a folder whose model is in files that are not supported: PyTorch's, an adapter's, shards without their
@@ -87,7 +88,7 @@ AR_NODISCARD ar_status ari_unsupported_format_check_folder(const char *folder);
  * but no weights. */
 extern const char *const ari_model_names[];
 
-/** Checks that the data directory exists: AR_ERR_NOT_FOUND names every folder that was searched. */
+/** Checks that the data directory exists. Errors: AR_ERR_NOT_FOUND, which names every folder that was searched. */
 AR_NODISCARD ar_status ari_data_dir_check(void);
 /** Reads the training text: `path`, or text.txt in the data directory if it is NULL. One byte is one token, so any file
  *  will do. Release *out with free(). Errors: AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_DATA (empty), AR_ERR_OVERFLOW (more than

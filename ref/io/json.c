@@ -31,7 +31,7 @@ ar_status ari_json_parse(json_t **out, const char *text, size_t length, const ch
     if (length >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0)
         return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: begins with a byte order mark; save it as UTF-8 without one",
                             ARI_SHOW(name));
-    const char *nul = memchr(text, '\0', length); /* which jansson calls the end of the file */
+    const char *nul = memchr(text, '\0', length); /* jansson would treat a NUL as the end of the file */
     if (nul != NULL)
         return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: byte %zu of %zu is NUL", ARI_SHOW(name), (size_t)(nul - text),
                             length);
@@ -43,7 +43,7 @@ ar_status ari_json_parse(json_t **out, const char *text, size_t length, const ch
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(name));
     const bool python = strstr(error.text, "near 'NaN'") || strstr(error.text, "near 'Infinity'") ||
                         strstr(error.text, "token near '-'");
-    char line[24] = ""; /* a line of JSON Lines has its number in the name */
+    char line[24] = ""; /* for JSON Lines the name includes the line number */
     if (value == NULL && memchr(text, '\n', length))
         snprintf(line, sizeof line, "line %d, ", error.line);
     if (value == NULL)
@@ -165,7 +165,7 @@ ar_status ari_json_wrong(const ari_json_at *path, const char *key, const char *f
     return ar_error_set(path->code, "%s: key '%s'%s", ARI_SHOW(path->name), key, message);
 }
 
-/* Present and of the wanted type, or the error that says what it is instead. */
+/* Checks that a value is present and has the expected type; otherwise sets an error that says what it is. */
 static ar_status expect(const ari_json_at *path, const char *key, const json_t *value, bool fits, const char *expected)
 {
     if (value == NULL)

@@ -18,13 +18,13 @@
  *  messages. Release *out with json_decref. Errors: AR_ERR_FORMAT with line and column, AR_ERR_OVERFLOW (beyond the
  *  limits above), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_parse(json_t **out, const char *text, size_t length, const char *name);
-/** The same from a file. Errors: those, and AR_ERR_IO. */
+/** Does the same for a file. Errors: as above, and AR_ERR_IO. */
 AR_NODISCARD ar_status ari_json_load(json_t **out, const char *path);
 /** Returns true if a load failed because memory was short. jansson usually reports nothing then, and always reports an
  *  error in the text. (A string that it has no memory for is "invalid token", like an invalid string.) */
 bool ari_json_no_memory(const json_error_t *error);
-/** Writes `value` and a newline to `path` by way of a temporary file, or to stdout for "-". Borrows. Errors: AR_ERR_IO,
- *  AR_ERR_MEMORY. */
+/** Writes `value` and a newline to `path` through a temporary file, or to stdout for "-". Borrows value. Errors:
+ *  AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_save(const json_t *value, const char *path);
 /** Returns a JSON number, or one of the strings "NaN", "Infinity", "-Infinity", which JSON has no numbers for. A new
  *  reference; NULL if memory is short, which json_object_set_new and json_array_append_new report. */
@@ -35,7 +35,8 @@ json_t *ari_json_number(double x);
 json_t *ari_json_text(const char *text);
 /** True if the bytes are well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF). */
 bool ari_utf8_valid(const char *text, size_t length);
-/** Lists of numbers: of sizes (a shape, an index) and of fp32 numbers. Give; NULL without memory. */
+/** Create lists of numbers: of sizes (a shape, an index), and of fp32 numbers. Return new references; NULL if memory is
+ *  short. */
 json_t *ari_json_sizes(const size_t *x, size_t n);
 json_t *ari_json_floats(const float *x, size_t n);
 /** Returns the first key of an object that is not among the n known ones; NULL: all are known. Borrowed from the
@@ -45,11 +46,12 @@ const char *ari_json_unknown_key(const json_t *object, const char *const *known_
 /** Reads members of one object with messages that name the file and the key: "config.json: key 'hidden_size': ...". */
 typedef struct ari_json_at {
     const json_t *object;
-    const char *name; /* the file, for messages; may end in the path of a nested object */
+    const char *name; /* the file's name for messages; may end in the path of a nested object */
     ar_status code;   /* status for a missing or ill-typed key: AR_ERR_FORMAT, AR_ERR_CONFIG */
 } ari_json_at;
 
-/** Sets the error path->code of a key: "FILE: key 'KEY'", and behind it what `format` says, " is 3, expected ..". */
+/** Sets the error path->code for a key: "FILE: key 'KEY'" followed by the formatted text, such as " is 3, expected
+ *  ..". */
 ar_status ari_json_wrong(const ari_json_at *path, const char *key, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /** Returns the member, or NULL if it is absent or null: Hugging Face writes null for "not set". */
@@ -58,7 +60,7 @@ const json_t *ari_json_get(const ari_json_at *path, const char *key);
 AR_NODISCARD ar_status ari_json_size(const ari_json_at *path, const char *key, size_t min, size_t max, size_t *out);
 /** A finite number, integer or real. Errors: at->code. */
 AR_NODISCARD ar_status ari_json_real(const ari_json_at *at, const char *key, double *out);
-/** true or false. Errors: at->code. */
+/** Reads true or false. Errors: at->code. */
 AR_NODISCARD ar_status ari_json_bool(const ari_json_at *at, const char *key, bool *out);
 /** A string, borrowed from the object. Errors: at->code. */
 AR_NODISCARD ar_status ari_json_string(const ari_json_at *at, const char *key, const char **out);
@@ -78,7 +80,7 @@ AR_NODISCARD ar_status ari_json_string_or(const ari_json_at *at, const char *key
 /* Documents one after another. */
 typedef struct ari_documents {
     int32_t *token; /* [tokens] */
-    size_t *end;    /* [documents]: behind the last token of each; they rise, and the last is `tokens` */
+    size_t *end;    /* [documents] end of each document's tokens; ascending, and the last is `tokens` */
     size_t tokens, documents;
 } ari_documents;
 

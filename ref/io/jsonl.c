@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Documents of a JSON Lines file: one object a line, with the text or the tokens of a document. */
+/* Reads a JSON Lines file: one object per line, with a document's text or tokens. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,7 +110,7 @@ void ari_documents_fini(ari_documents *d)
 
 bool ari_documents_begins(const ari_documents *d, size_t token)
 {
-    size_t document = 0; /* of the ends, which rise */
+    size_t document = 0; /* index into the ends, which ascend */
     ARI_BISECT(document, d->documents, i, d->end[i] < token)
     return token == 0 || (document < d->documents && d->end[document] == token);
 }

@@ -10,16 +10,17 @@
 #define ARI_ST_PREFIX_BYTES ((size_t)8)
 #define ARI_ST_MAX_HEADER ((size_t)100000000) /* the official library's cap, inclusive */
 #define ARI_ST_METADATA "__metadata__"
-/* serde_json, which reads the format officially, stops at this depth. */
+/* Maximum nesting depth in serde_json, which the official reader uses. */
 #define ARI_ST_MAX_DEPTH 128
 /* Limit for the description of one tensor, which needs at most about 300 bytes; more would be fields that readers
  * ignore. It bounds the JSON tree of a description. */
 #define ARI_ST_MAX_DESCRIPTION ((size_t)65536)
-/* Real files have a handful; each costs some 80 bytes for the 6 of "":"",. */
+/* Limit of metadata entries. Real files have a handful; each entry costs about 80 bytes of memory for 6 bytes of
+ * "":"",. */
 #define ARI_ST_MAX_METADATA ((size_t)65536)
 
 typedef struct ari_st_item {
-    ar_st_entry entry; /* first: entries are handed out as pointers to it */
+    ar_st_entry entry; /* must be the first field, since callers get pointers to it */
     uint64_t begin, end;
 } ari_st_item;
 
@@ -32,8 +33,8 @@ typedef struct ari_st_header {
     size_t n_metadata, cap_metadata; /* pairs */
 } ari_st_header;
 
-/** Parses and validates the N bytes of a header against `data_bytes` bytes that follow it. Entries get everything but
- *  their data pointer. Errors as ari_st_open; `h` is to be freed in every case. */
+/** Parses and validates a header of N bytes that is followed by `data_bytes` bytes of data. Sets everything in the
+ *  entries except their data pointers. Errors: as ari_st_open. The caller frees `h` in every case. */
 AR_NODISCARD ar_status ari_st_header_parse(ari_st_header *h, const char *text, size_t length, uint64_t data_bytes,
                                            const char *path);
 void ari_st_header_free(ari_st_header *h);
@@ -41,9 +42,10 @@ void ari_st_header_free(ari_st_header *h);
 /** Multiplies the extents of a shape from left to right: [0, huge, huge] is 0 and [huge, huge, 0] overflows, as in the
  *  official library. Returns false if the product overflows. */
 AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);
-/** Bytes of a tensor to write. Errors: AR_ERR_ARG (name, dtype, ndim), AR_ERR_OVERFLOW. */
+/** Computes the size in bytes of a tensor to write. Errors: AR_ERR_ARG (name, dtype, ndim), AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t);
-/** order[0..n), the tensors by their names. Errors: AR_ERR_ARG (a name twice; the message begins with `prefix`). */
+/** Sorts the tensors by name into order[0..n). Errors: AR_ERR_ARG (a name occurs twice; the message begins with
+ *  `prefix`). */
 AR_NODISCARD ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n,
                                    const char *prefix);
 /* A checkpoint's file, or its files' index. */

@@ -131,7 +131,7 @@ static int compare_offsets(const void *a, const void *b)
     const ari_st_item *y = *(const ari_st_item *const *)b;
     ARI_ASCENDING(x->begin, y->begin);
     ARI_ASCENDING(x->end, y->end);
-    return x < y ? -1 : x > y; /* the same range twice: a stable order, so the same message each time */
+    return x < y ? -1 : x > y; /* equal ranges: a stable order gives the same message every time */
 }
 
 /* The rules about offsets, sizes and the end of the file, once the JSON is read. */
@@ -172,8 +172,8 @@ typedef struct scan {
 } scan;
 
 typedef struct slice {
-    size_t begin, end;  /* [begin, end) of the text */
-    bool negative_zero; /* holds the integer -0, which the parser would read as 0 */
+    size_t begin, end;  /* range [begin, end) of the text */
+    bool negative_zero; /* true if the text contains the integer -0, which the parser would read as 0 */
 } slice;
 
 static bool fail_scan(scan *s, const char *problem)
@@ -182,7 +182,8 @@ static bool fail_scan(scan *s, const char *problem)
     return false;
 }
 
-/* The byte under the cursor; 0 at the end. A literal 0 byte is never part of JSON, so the two need no distinction. */
+/* Returns the byte under the cursor; 0 at the end. A literal 0 byte never occurs in JSON, so the two need no
+ * distinction. */
 static char peek(const scan *s)
 {
     return s->pos < s->length ? s->text[s->pos] : '\0';
@@ -208,7 +209,7 @@ static bool skip_string(scan *s)
     return fail_scan(s, "a string has no end");
 }
 
-/* True under a minus sign that starts the integer -0. -0.5 and -0e0 are reals, which have a negative zero. */
+/* Returns true at a minus sign that begins the integer -0. -0.5 and -0e0 are reals, which have a negative zero. */
 static bool at_negative_zero(const scan *s)
 {
     if (peek(s) != '-' || s->pos + 1 >= s->length || s->text[s->pos + 1] != '0')
@@ -217,7 +218,8 @@ static bool at_negative_zero(const scan *s)
     return next_char != '.' && next_char != 'e' && next_char != 'E';
 }
 
-/* A token that is neither string nor bracket: a number or a word. `previous` keeps 1e-0 from looking like -0. */
+/* Skips a number or a word, the only tokens apart from strings and brackets. `previous` keeps 1e-0 from being taken for
+ * -0. */
 static void skip_plain(scan *s, bool *negative_zero)
 {
     if (at_negative_zero(s))
@@ -315,7 +317,7 @@ static bool scan_at_end(scan *s)
 
 /* --- reading one -------------------------------------------------------------------------------------------------- */
 
-/* State of the functions below while they read one header. */
+/* State for reading one header. */
 typedef struct reader {
     ari_st_header *h;
     const char *text;
@@ -463,7 +465,7 @@ static ar_status add_tensor(const reader *r, char *name, const slice *value)
     }
     ari_st_item *item = &h->items[h->n++];
     memset(item, 0, sizeof *item);
-    item->entry.name = name; /* the header owns it from here on */
+    item->entry.name = name; /* the header owns the name from here on */
     if (value->end - value->begin > ARI_ST_MAX_DESCRIPTION)
         return ar_error_set(AR_ERR_FORMAT,
                             RULE ": %s: tensor '%s': its description has %zu bytes, at most %zu are read",

@@ -16,7 +16,7 @@ typedef struct shard {
 } shard;
 
 struct ar_st_model {
-    ar_st_file *single; /* one file, or: */
+    ar_st_file *single; /* a single file, or: */
     char *single_path;
     shard *shards;
     size_t n_shards;
@@ -64,7 +64,7 @@ static ar_status open_shards(ar_st_model *m, const char *folder)
     return AR_OK;
 }
 
-/* Every name of the map is in its shard. */
+/* Checks that every name in the map exists in its shard, and collects the names. */
 static ar_status collect_names(ar_st_model *m, const json_t *map, const char *path)
 {
     const char *tensor;
@@ -118,7 +118,7 @@ static ar_status open_index(ar_st_model *m, const char *folder, const char *path
     return AR_OK;
 }
 
-/* A dangling link exists: it is an error to report and not an absence. */
+/* Returns true also for a dangling link, which must be reported as an error and not as an absent file. */
 static bool exists(const char *path)
 {
     struct stat info;
@@ -136,7 +136,7 @@ ar_status ari_st_model_open(ar_st_model **out, const char *folder)
     AR_TRY(ARI_ALLOC_ZERO(&m, 1, "a model's files"));
     AR_TRY(ari_file_path(&single, folder, ARI_ST_SINGLE));
     AR_TRY(ari_file_path(&index, folder, ARI_ST_INDEX));
-    if (exists(single)) /* as the official loader: one file goes before an index */
+    if (exists(single)) /* like the official loader, prefers a single file to an index */
         AR_TRY(ari_st_open(&m->single, single));
     else if (exists(index))
         AR_TRY(open_index(m, folder, index));

@@ -7,29 +7,17 @@
 
 AR_BEGIN_DECLS
 
-/** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
- *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
- *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
- *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names
- *  that hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is
- *  open, or reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by
- *  many. */
+/** Maps and validates a safetensors file. Every rule of the format is checked before the function returns, and hostile
+ *  input is safe. Errors: AR_ERR_IO; AR_ERR_FORMAT, whose message begins with the rule's name ("HeaderTooLarge: ..."),
+ *  followed by the path and the tensor, or says that the file has another format; AR_ERR_UNSUPPORTED (more than
+ *  AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY. Duplicate names and keys, which the format forbids and its official
+ *  library accepts, are refused, as are names that contain a NUL. Memory use is a small multiple of the header's size.
+ *  The file must not shrink while it is open, or reading its data raises SIGBUS. The caller closes *out with
+ *  ari_st_close. Threads: many threads may read an open file. */
 AR_NODISCARD ar_status ari_st_open(ar_st_file **out, const char *path);
-/** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
- *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
- *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
- *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names
- *  that hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is
- *  open, or reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by
- *  many. */
+/** Closes a file. Accepts NULL. */
 void ari_st_close(ar_st_file *f);
-/** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
- *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
- *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
- *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names
- *  that hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is
- *  open, or reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by
- *  many. */
+/** Returns the number of tensors in a file. */
 size_t ari_st_tensor_count(const ar_st_file *f);
 /** Entry i in the order of the header; NULL out of range. */
 const ar_st_entry *ari_st_at(const ar_st_file *f, size_t i);
@@ -44,10 +32,11 @@ const ar_st_entry *ari_st_model_at(const ar_st_model *m, size_t i);
 const ar_st_entry *ari_st_model_find(const ar_st_model *m, const char *name);
 /** Copies an entry to fp32, converting F64 (rounded), F16, BF16, F32. Errors: AR_ERR_DTYPE (another dtype, named). */
 AR_NODISCARD ar_status ari_st_to_f32(const ar_st_entry *e, float *out);
-/** Copies an entry to int64 from any integer dtype or BOOL. Errors: AR_ERR_DTYPE; AR_ERR_DATA (a U64 above 2^63-1). */
+/** Converts an entry of any integer dtype or BOOL to int64. Errors: AR_ERR_DTYPE; AR_ERR_DATA (a U64 above 2^63-1). */
 AR_NODISCARD ar_status ari_st_to_i64(const ar_st_entry *e, int64_t *out);
-/** `count` elements of `dtype`, at any alignment, as binary64: exact but for I64 and U64, which are rounded once. BOOL
- * is its byte; F8_E4M3 has no infinities, F8_E8M0 is a power of two. Errors: AR_ERR_DTYPE (C64, F4, F6). */
+/** Converts `count` elements of `dtype` at any alignment to binary64, exactly except for I64 and U64, which are
+ *  rounded once. BOOL gives its byte; F8_E4M3 has no infinities; F8_E8M0 is a power of two. Errors: AR_ERR_DTYPE
+ *  (C64, F4, F6). */
 AR_NODISCARD ar_status ari_values_to_f64(ar_dtype dtype, const void *data, size_t count, double *out);
 /** Converts values to fp32, rounded once if fp32 lacks the value. */
 AR_NODISCARD ar_status ari_values_to_f32(ar_dtype dtype, const void *data, size_t count, float *out);

@@ -11,12 +11,12 @@ ARI_OWNER(ar_st_file, ari_st_close)
 
 struct ar_st_file {
     ari_st_header header;
-    void *map; /* the whole file */
+    void *map; /* mapping of the whole file */
     size_t map_bytes;
 };
 
-/* Reads the length N and the N bytes of the header. Read, not mapped: a file that shrinks meanwhile is then an error
- * and not a signal. */
+/* Reads the length N and the N bytes of the header. They are read and not mapped, so that a file that shrinks meanwhile
+ * gives an error instead of a signal. */
 static ar_status read_header(int fd, size_t bytes, const char *path, char **out, size_t *length)
 {
     uint64_t n = 0;
@@ -25,7 +25,7 @@ static ar_status read_header(int fd, size_t bytes, const char *path, char **out,
                             "HeaderTooSmall: %s: has %zu bytes, expected at least %zu; is it a safetensors file?",
                             ARI_SHOW(path), bytes, ARI_ST_PREFIX_BYTES);
     AR_TRY(ari_file_pread(fd, &n, sizeof n, 0, path));
-    if (memcmp(&n, "version ", sizeof n) == 0) /* how its pointers begin */
+    if (memcmp(&n, "version ", sizeof n) == 0) /* first bytes of a Git LFS pointer */
         return ar_error_set(AR_ERR_FORMAT,
                             "HeaderTooLarge: %s: is the pointer of Git LFS, not the file: fetch that with git lfs pull",
                             ARI_SHOW(path));

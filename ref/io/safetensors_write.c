@@ -7,7 +7,7 @@
 #include "ref/io/safetensors.h"
 #include "ref/io/safetensors_private.h"
 
-/* The official library's order: the dtype table from its end, then names in byte order. */
+/* Compares in the official library's order: by the dtype table from its end, then by name in byte order. */
 static int compare_tensors(const void *a, const void *b)
 {
     const ar_st_tensor *x = *(const ar_st_tensor *const *)a;
@@ -31,7 +31,7 @@ static ar_status sort_tensors(const ar_st_tensor **order, const ar_st_tensor *te
     return AR_OK;
 }
 
-/* A JSON string as serde_json spells it: only what must be escaped is. */
+/* Writes a JSON string as serde_json does: only required characters are escaped. */
 static void put_string(FILE *f, const char *text)
 {
     fputc('"', f);
@@ -143,7 +143,7 @@ ar_status ari_st_write_uncommitted(ari_atomic_file **result, const char *path, c
     AR_TRY(make_header(&header, &length, order, n, metadata, n_meta));
     AR_TRY(ari_atomic_file_create(&out, path));
     AR_TRY(ari_atomic_file_write(out, header, length));
-    for (size_t k = 0; k < n; k++) { /* in the file's order, so that a pipe takes it */
+    for (size_t k = 0; k < n; k++) { /* in file order, so that the output may be a pipe */
         size_t bytes = 0;
         AR_TRY(ari_st_tensor_bytes(&bytes, order[k]));
         AR_TRY(ari_atomic_file_write(out, order[k]->data, bytes));

@@ -68,7 +68,8 @@ void ari_sha256_blocks_portable(uint32_t state[8], const unsigned char *data, si
 #include <cpuid.h>
 #include <immintrin.h>
 
-/* The state is in two registers, in an order of the instructions' own: (a b e f) and (c d g h), last letter lowest. */
+/* The state is in two registers in the order that the instructions require: (a b e f) and (c d g h), the last letter
+ * lowest. */
 __attribute__((target("sha,sse4.1"))) static void blocks_sha_ni(uint32_t state[8], const unsigned char *data,
                                                                 size_t blocks)
 {

@@ -15,7 +15,8 @@
 #define SAVE_TORCH "from safetensors.torch import save_file; "
 #define TO_TOKENS ".astype('<u4').tofile('tokens.u32')"
 
-/* `tensors` and `tokens` are lines of Python, or "-m", a module and its arguments; @ is the file's path. */
+/* A file format and how to convert it. `tensors` and `tokens` are lines of Python, or "-m" with a module and its
+ * arguments; @ stands for the file's path. */
 typedef struct kind {
     const char *description;
     const char *magic;
@@ -92,7 +93,7 @@ static int kind_of(const unsigned char *head, size_t n, const char *path, ari_re
     return found;
 }
 
-/* "; this converts it: ..", with the path for each @ of the lines and the name for each #; "" without lines. */
+/* Writes "; this converts it: ..", with the path for each @ and the name for each # in the lines; "" without lines. */
 static void unsupported_format_conversion(char out[ARI_FORMAT_CONVERSION], const char *lines, const char *path,
                                           const char *name)
 {
@@ -148,7 +149,7 @@ ar_status ari_file_read_text(unsigned char **out, size_t *length, const char *pa
 
 /* --- folders ------------------------------------------------------------------------------------------------------ */
 
-/* Folders of other programs, by the names in them. */
+/* Folders of other programs, recognised by the names in them. */
 
 /* In `lines`, @ is the folder and # the file in it. by_content: the name is ambiguous, so the file must begin like a
  * kind in the list. */
@@ -190,7 +191,7 @@ static const named names[] = {
     BY_NAME("model.ckpt*", "weights of TensorFlow", SAVE_MODEL(", from_tf=True")),
     BY_NAME("flax_model*.msgpack", "weights of Flax", SAVE_MODEL(", from_flax=True")),
     BY_NAME("consolidated*", "weights under their authors' names: transformers has a script that converts them", NULL),
-    /* Files that transformers' Trainer keeps next to the weights are no weights. */
+    /* Files that transformers' Trainer stores next to the weights and that are no weights. */
     BY_NAME("training_args.bin", NULL, NULL),
     BY_NAME("optimizer*.pt", NULL, NULL),
     BY_NAME("optimizer*.bin", NULL, NULL),
@@ -265,8 +266,8 @@ static const named *named_of(const char *folder, const char *name)
     return ari_ends_in(name, ".safetensors") ? named_safetensors(folder, name) : NULL;
 }
 
-/* extra_count: other files of this kind. A line for one file would then take it, perhaps one rank's part, for all of
- * them. */
+/* extra_count: number of further files of this kind. A command for one file would otherwise use it, perhaps one rank's
+ * part, instead of all files. */
 static ar_status refuse_named(const char *folder, const char *name, size_t extra_count, const named *found)
 {
     char convert[ARI_FORMAT_CONVERSION], count[40] = "";
@@ -290,7 +291,7 @@ ar_status ari_unsupported_format_check_folder(const char *folder)
     const int n = scandir(folder, &list, NULL, alphasort);
     ar_status st = n < 0 ? ari_io_fail("list", folder) : AR_OK;
     const named *found = NULL;
-    const char *name = NULL; /* the first that is found */
+    const char *name = NULL; /* the first name found */
     size_t extra_count = 0;
     bool reads = false;
     for (int i = 0; i < n; i++) {

@@ -6,8 +6,8 @@
 #include "ref/io/safetensors.h"
 #include "ref/io/safetensors_private.h"
 
-/* The magnitude's 7 bits, moved to fp32's places, are the value times 2^(7-127), subnormals included: the product is
- * exact. There are no infinities, and one NaN of each sign. */
+/* The magnitude's 7 bits, shifted to the position of fp32's bits, are the value times 2^(7-127), including subnormals,
+ * so the product is exact. The format has no infinities, and one NaN of each sign. */
 static inline float f32_of_e4m3(uint8_t b)
 {
     const uint32_t sign = (uint32_t)(b & 0x80u) << 24, magnitude = b & 0x7fu;
@@ -21,15 +21,15 @@ static inline float f32_of_e5m2(uint8_t b)
     return ari_f32_of_f16((uint16_t)(b << 8));
 }
 
-/* 2^(b-127): the exponent of an fp32, whose smallest is subnormal; 255 is the only NaN. */
+/* Converts 2^(b-127), an exponent of fp32, whose smallest value is subnormal; 255 is the only NaN. */
 static inline float f32_of_e8m0(uint8_t b)
 {
     const uint32_t exponent = (uint32_t)b << 23;
     return ari_float32(b == 0 ? 0x00400000u : b == 0xff ? 0x7fc00000u : exponent);
 }
 
-/* Through odd: what fp32 cannot hold is cut off and leaves a 1 in the last bit, so that the rounding that follows, to
- * at most 22 bits, sees on which side of a tie the value lies and is the only one. */
+/* Rounds to odd: bits that fp32 cannot represent are cut off and set the last bit to 1. The following rounding to at
+ * most 22 bits then sees on which side of a tie the value lies, and is the only rounding. */
 static inline float f32_to_odd(double x)
 {
     const float nearest = (float)x;
@@ -47,7 +47,7 @@ static inline float f32_to_odd(double x)
     }                                              \
     return AR_OK
 
-/* One conversion for each dtype; the loops are simple enough for the compiler to vectorise. */
+/* One conversion for each dtype, as a loop simple enough for the compiler to vectorise. */
 #define DEFINE_TO(name, result)                                                                  \
     ar_status name(ar_dtype dtype, const void *data, size_t count, result *out)                  \
     {                                                                                            \

@@ -52,7 +52,7 @@ ar_status ari_batch_check(const ar_batch *b, size_t positions)
     return AR_OK;
 }
 
-/* The first of the places [begin, end) whose document is not below `number`, or `end`. */
+/* Returns the first position in [begin, end) whose document number is at least `number`, or `end`. */
 static size_t first_of(const int32_t *documents, size_t begin, size_t end, int64_t number)
 {
     ARI_BISECT(begin, end, i, documents[i] < number)

@@ -8,8 +8,8 @@
 AR_BEGIN_DECLS
 
 /** Checks that `documents` numbers the documents of every row 0, 1, .. in order, that all `position_ids` are in [0,
- *  positions), and that `additive_mask` is for these rows and neither NaN nor +inf. Errors: AR_ERR_DATA (names the row,
- *  the position and the values), AR_ERR_SHAPE (the mask). */
+ *  positions), and that `additive_mask` has these rows and contains neither NaN nor +inf. Errors: AR_ERR_DATA (names
+ *  the row, the position and the values), AR_ERR_SHAPE (the mask). */
 AR_NODISCARD ar_status ari_batch_check(const ar_batch *b, size_t positions);
 /** Finds the document of a row that contains position `pos`: positions [*begin, *end), the full row without documents.
  *  It is a binary search: `b` is one that ari_batch_check accepts. 0 <= row < batch, 0 <= pos < seq. */
@@ -25,7 +25,7 @@ size_t ari_batch_longest(const ar_batch *b);
 size_t ari_batch_tokens(const ar_batch *b);
 /** Target of position `pos` of a row: the label of the next position, AR_IGNORE_INDEX at the end of a document. */
 int64_t ari_batch_target(const ar_batch *b, size_t row, size_t pos);
-/** The number of places that predict a token: the T of one batch. */
+/** Returns the number of positions that predict a token: the T of one batch. */
 size_t ari_batch_targets(const ar_batch *b);
 /** Shifts a batch by `depth` positions: ids and labels are those `depth` positions later in the same document, in all
  *  rows and before ranks shard it; at the end id 0 and no label. *out borrows from `b` and from *memory, which the

@@ -3,13 +3,13 @@
 #include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
 
-/* A branch that adds to the residual: an attention or an MLP, with a norm of its input and of its output (NULL: none),
- * and dropout. */
+/* A branch of a block, whose output is added to the residual: an attention or MLP with optional norms of its input and
+ * output, and dropout. */
 enum { BEFORE, OF, AFTER, PARTS };
 typedef struct branch {
-    ar_module **part; /* [PARTS], of the block's */
+    ar_module **part; /* [PARTS] parts of the block */
     ari_dropout dropout;
-    float scale; /* of what it adds; 0: none */
+    float scale; /* factor of the branch's output; 0: none */
     ari_use use; /* of the input of OF */
 } branch;
 
@@ -20,7 +20,7 @@ typedef struct block_module {
     ar_residual residual;
 } block_module;
 
-/* y = residual + drop(scale*x). Ends x, an attention's or MLP's output, which nothing keeps. */
+/* Computes y = residual + dropout(scale*x). Ends x, an attention's or MLP's output, which is not saved. */
 static ar_status add_residual(const branch *b, ar_ctx *ctx, ar_tensor *y, const ar_tensor *residual, ar_tensor *x)
 {
     const ari_dropout *d = &b->dropout;
@@ -34,7 +34,7 @@ static ar_status add_residual(const branch *b, ar_ctx *ctx, ar_tensor *y, const 
     return AR_OK;
 }
 
-/* The branch's own input: x itself, or normalised. */
+/* Gets the branch's input: x itself, or normalised. */
 static ar_status branch_input(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *input, const ar_tensor *x,
                               const ar_batch *batch)
 {
@@ -42,7 +42,7 @@ static ar_status branch_input(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_
     return b->part[BEFORE] ? ar_module_forward(b->part[BEFORE], ctx, saved, input, x, batch) : AR_OK;
 }
 
-/* y = x + what the branch makes of `input`. */
+/* Computes y = x + the branch's output for `input`. */
 static ar_status apply_branch(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                               const ar_tensor *input, const ar_batch *batch)
 {
@@ -95,7 +95,7 @@ static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     return ar_module_forward(m->mlp.part[AFTER], ctx, saved, &normed, &output, batch);
 }
 
-/* dy as it reaches the branch before its dropout and its scale: a tensor of its own, or dy itself. */
+/* Computes dy before the branch's dropout and scale: a new tensor, or dy itself. */
 static ar_status drop_backward(const branch *b, ar_ctx *ctx, ar_tensor *dropped, const ar_tensor *dy)
 {
     *dropped = *dy;
@@ -133,7 +133,7 @@ static ar_status back_through(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_
     return AR_OK;
 }
 
-/* dx = dy + the gradient through the branch, which ends. */
+/* Computes dx = dy + the gradient through the branch, which ends. */
 static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *din,
                            const ar_tensor *dy)
 {

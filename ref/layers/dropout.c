@@ -18,9 +18,9 @@ bool ari_dropout_on(const ar_ctx *ctx)
     return ctx->dropout > 0.0;
 }
 
-/* Position of a local value in the full one; dimension 0 is the samples. */
+/* Position of a local value in the full value; dimension 0 is the samples. */
 typedef struct place {
-    size_t extent[AR_MAX_DIMS]; /* of the full value; [0] is not looked at */
+    size_t extent[AR_MAX_DIMS]; /* extents of the full value; [0] is unused */
     size_t start[AR_MAX_DIMS];
     uint64_t seed;
 } place;
@@ -59,7 +59,7 @@ static ar_status drop_numbered(const ari_dropout *d, ar_ctx *ctx, const dropped 
     return ARI_KERNEL(ctx, dropout, v->y, v->sum, v->x, v->residual, &w);
 }
 
-/* The part of each of them along a dimension. */
+/* This rank's part along each dimension. */
 typedef struct dropped_part {
     ar_tensor y, sum, x, residual;
     dropped view;
@@ -82,7 +82,7 @@ static const dropped *part_of(dropped_part *p, const dropped *v, int dim, size_t
     return &p->view;
 }
 
-/* Samples that are copies of others have the numbers of these. */
+/* Copies of samples use the numbers of their originals. */
 static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *origin)
 {
     const size_t distinct = ctx->distinct, samples = v->x->shape[0];

@@ -14,12 +14,12 @@ typedef struct embedding {
     ar_embedding_split split;
     size_t vocab, h, positions;
     size_t start, rows; /* this rank's ids */
-    size_t columns;     /* and features of them */
+    size_t columns;     /* number of features in a row */
     bool learned;
-    float scale; /* of the rows; 0: they stay */
+    float scale; /* factor of the rows; 0: none */
     bool pads;
     int64_t pad_id;
-    char token_name[96];      /* the module's is that of the sum */
+    char token_name[96];      /* name of the token rows' tap; the module's name is that of the sum */
     ari_dropout dropout;      /* of the sum */
     ar_param token, position; /* the module's parameters are an array */
 } embedding;
@@ -48,7 +48,7 @@ static ar_status init_token(embedding *e, ar_ctx *ctx, double range)
         e->columns = e->h / (size_t)n;
     }
     AR_TRY(ar_param_init(&e->token, ctx, name, &layout, false));
-    /* A rank without rows still has columns, or its matrix would be [0, 0]. */
+    /* a rank without rows still has columns; otherwise its matrix would be [0, 0] */
     e->token.value.shape[1] = e->columns;
     e->token.init = AR_INIT_NORMAL;
     e->token.init_range = range;
@@ -63,7 +63,7 @@ static ar_status init_position(embedding *e, ar_ctx *ctx, const char *path, doub
     const size_t shape[2] = {e->positions, e->h};
     AR_TRY(ar_param_init_whole(&e->position, ctx, path, "weight", 2, shape, AR_INIT_NORMAL));
     e->position.init_range = range;
-    /* Each rank adds the rows of its own positions. */
+    /* each rank adds the rows of its positions */
     e->position.spread = ari_ctx_sp(ctx) && !ari_faulty(ctx, "sp_position_grad_local");
     e->position.matrix = false;
     e->position.adds = AR_ADDS_BY_POSITION;
@@ -85,14 +85,15 @@ static ar_status check_batch(const embedding *e, const ar_ctx *ctx, const ar_bat
     return ari_check_sequence(ctx, batch->seq);
 }
 
-/* True if the rows of all tokens are in the order of the ranks that hold the positions. Split by hidden they are in the
- * order of the sequences: the exchange cuts along both. */
+/* Returns true if the rows of all tokens are ordered by the ranks that hold the positions. With a division by hidden
+ * size they are ordered by sequence, because the exchange divides both dimensions. */
 static bool rank_major(const embedding *e, const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) && e->split != AR_EMBEDDING_HIDDEN;
 }
 
-/* Positions of a sequence that this rank has inside the tensor-parallel regions, or (stream) between them. */
+/* Returns the number of a sequence's positions that this rank has inside the tensor-parallel regions, or (stream)
+ * between them. */
 static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
 {
     const ar_positions local_positions = ari_local_positions(ctx, batch->seq, stream);
@@ -149,7 +150,7 @@ static ar_status select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor 
     return st;
 }
 
-/* By vocabulary, a selection: one rank has a row, the others zero bits. */
+/* Selects rows of a table divided by vocabulary: one rank has the row, the others add zero bits. */
 static ar_status select_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *full)
 {
     size_t words;
@@ -162,7 +163,7 @@ static ar_status select_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const 
     return select_tokens(ctx, token, full, e->token.name);
 }
 
-/* On every rank: the own positions are consecutive rows. */
+/* Runs on every rank: the rank's positions are consecutive rows. */
 static ar_status own_rows_of(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *full)
 {
     *token = *full;
@@ -174,7 +175,7 @@ static ar_status own_rows_of(embedding *e, ar_ctx *ctx, ar_tensor *token, const 
                       bytes);
 }
 
-/* y [b, s, columns] = rows of a table, of its dtype. */
+/* Computes y [b, s, columns] from rows of a table, in the table's dtype. */
 static ar_status take_rows(ar_ctx *ctx, ar_tensor *y, const ar_param *table, const size_t shape[3],
                            const ar_tensor *row_of)
 {
@@ -182,7 +183,7 @@ static ar_status take_rows(ar_ctx *ctx, ar_tensor *y, const ar_param *table, con
     return ARI_KERNEL(ctx, gather_rows, y, &table->value, ar_const(row_of->data), (ar_cbuf){NULL}, 1);
 }
 
-/* The same value in the dtype of activations: of 16-bit weights alone a copy. Ends x. */
+/* Converts to the dtype of activations; only for 16-bit weights this is a copy. Ends x. */
 static ar_status as_activation(ar_ctx *ctx, ar_tensor *y, ar_tensor *x)
 {
     AR_TRY(ari_cast(ctx, y, x, ctx->activations));
@@ -193,7 +194,7 @@ static ar_status as_activation(ar_ctx *ctx, ar_tensor *y, ar_tensor *x)
 static ar_status note_rows(embedding *e, ar_ctx *ctx, const ar_tensor *row_of, const ar_tensor *y,
                            ar_placement out_placement)
 {
-    static const ar_placement rows = {AR_SHARD, 0}, columns = {AR_SHARD, 1}; /* also of a table of one row */
+    static const ar_placement rows = {AR_SHARD, 0}, columns = {AR_SHARD, 1}; /* also for a table with one row */
     const ar_placement *placed = e->split == AR_EMBEDDING_VOCAB    ? &rows
                                  : e->split == AR_EMBEDDING_HIDDEN ? &columns
                                                                    : NULL;
@@ -221,7 +222,7 @@ static ar_status token_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const a
     return e->split == AR_EMBEDDING_HIDDEN ? AR_OK : note_rows(e, ctx, row_of, token, ari_placed_stream(ctx));
 }
 
-/* Learned positions come after the selection, so that each rank adds those it holds. Ends `token`. */
+/* Adds learned positions after the selection, so that each rank adds only those that it holds. Ends `token`. */
 static ar_status add_positions(embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, ar_tensor *token,
                                const ar_batch *batch)
 {
@@ -272,7 +273,8 @@ static ar_status scale_terms(const embedding *e, ar_ctx *ctx, ar_tensor *terms, 
     return ARI_KERNEL(ctx, scale, terms, &unscaled, e->scale);
 }
 
-/* A token's row may be on any rank: each gets the gradients of all positions, in the order of its row numbers. */
+/* Computes the tokens' gradient. A token's row may be on any rank, so each rank gets the gradients of all positions,
+ * ordered by row number. */
 static ar_status token_gradient(embedding *e, ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *row_of)
 {
     ar_tensor terms = ari_tensor_rows(dy), local_dy;

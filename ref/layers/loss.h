@@ -8,7 +8,7 @@
  * it depends on neither. It is a parameter [1] of which only the gradient is used. */
 
 /** Initialises a loss's sum. spread: the terms are also distributed over the tensor-parallel group. The caller ends it
- *  with ari_param_fini. */
+ *  with ar_param_fini. */
 AR_NODISCARD ar_status ari_loss_init(ar_param *sum, ar_ctx *ctx, bool spread);
 /** Adds all elements of x (contiguous fp32). */
 AR_NODISCARD ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor *x);

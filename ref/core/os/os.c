@@ -97,7 +97,7 @@ void ari_semaphore_post(ari_semaphore *s)
 void ari_semaphore_wait(ari_semaphore *s)
 {
     while (sem_wait(s) != 0) {
-        /* a signal: wait on */
+        /* interrupted by a signal: continue waiting */
     }
 }
 #else
@@ -158,7 +158,7 @@ static struct timespec timespec_of(uint64_t ns)
 
 int ari_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns)
 {
-    /* Some systems refuse times beyond a signed 32-bit second count; a day is as good as for ever, callers loop. */
+    /* some systems refuse times beyond a signed 32-bit number of seconds; a day suffices, since callers loop */
     const uint64_t day_ns = 86400u * (uint64_t)1000000000u;
     const uint64_t now_ns = ari_now_ns(), latest = now_ns + day_ns;
     const uint64_t until = deadline_ns < latest ? deadline_ns : latest;
@@ -200,12 +200,11 @@ bool ari_program_path(char *path, size_t cap)
 #endif
 }
 
-/* A name by which the running program can be started again, on Linux also when another file has taken its name
- * since. */
+/* Finds a path by which the running program can be started again; on Linux also after the file has been replaced. */
 static bool find_program(char *path, size_t cap)
 {
 #if ARI_OS_LINUX
-    /* Without /proc its file is as the caller named it, which may have been replaced meanwhile. */
+    /* without /proc the path is the one given by the caller, whose file may have been replaced meanwhile */
     snprintf(path, cap, "/proc/%ld/exe", (long)getpid());
     const char *file = access(path, X_OK) == 0 ? path : (const char *)(uintptr_t)getauxval(AT_EXECFN);
     return file == path || (size_t)snprintf(path, cap, "%s", file) < cap;
@@ -311,7 +310,7 @@ static int disk_file(void)
 void *ari_disk_array_create(size_t bytes)
 {
     const int fd = disk_file();
-    /* All of its room now: a disk that is full later would be a signal. */
+    /* reserves the space now, because a full disk would later raise a signal */
     const bool scratch = fd >= 0 && bytes > 0 && posix_fallocate(fd, 0, (off_t)bytes) == 0;
     void *array = scratch ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (fd >= 0)
@@ -321,7 +320,7 @@ void *ari_disk_array_create(size_t bytes)
 
 void ari_disk_array_rest(void *array, size_t bytes)
 {
-    (void)madvise(array, bytes, MADV_DONTNEED); /* of a shared mapping: what was written stays in the file */
+    (void)madvise(array, bytes, MADV_DONTNEED); /* for a shared mapping: the written data stay in the file */
 }
 
 void ari_disk_array_destroy(void *array, size_t bytes)
@@ -385,7 +384,8 @@ int ari_rename_new(int dir_fd, const char *src, const char *dst)
 #else
     struct stat s;
     if (fstatat(dir_fd, dst, &s, AT_SYMLINK_NOFOLLOW) != 0)
-        return renameat(dir_fd, src, dir_fd, dst); /* a folder with files, if one takes the name now, is not replaced */
+        return renameat(dir_fd, src, dir_fd, dst); /* a folder with files that has taken the name meanwhile is not
+                                                      replaced */
     errno = EEXIST;
     return -1;
 #endif

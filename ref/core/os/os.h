@@ -6,9 +6,9 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* Features beyond POSIX: by Linux, by Darwin, or else the nearest that POSIX alone offers. dependencies.md lists the
- * few other places that know which one this is. A build with ANYRANK_POSIX_ONLY takes the last one everywhere, so that
- * it is tested. */
+/* Features beyond POSIX, implemented for Linux, for Darwin, or with POSIX alone as closely as possible. dependencies.md
+ * lists the few other places that distinguish these systems. A build with ANYRANK_POSIX_ONLY uses the POSIX version
+ * everywhere, so that it is tested. */
 #if defined(__linux__) && !defined(ARI_POSIX_ONLY)
 #define ARI_OS_LINUX 1
 #else
@@ -26,13 +26,13 @@ extern "C" {
 
 /** Returns the path of the running program, links resolved, ending with 0. Returns false if it is unknown. */
 bool ari_program_path(char *path, size_t cap);
-/** OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
- *  check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels
- *  of a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenMP's stacks
- *  would be as small as `ulimit -s`. glibc's large arrays come in huge pages, where the system has them for those who
- *  ask: a quarter of the system's time of a large check. All are read before main begins, so a program that calls this
- *  first starts itself again with this choice, once; a choice of the user's stands. Where that fails it continues as it
- *  is. */
+/** Chooses how OpenMP's threads wait, and other settings that are read before main begins. Spinning threads on shared
+ *  cores prevent the awaited thread from running, and a check then takes several times as long. A sleeping thread needs
+ *  about 50 us to wake up, longer than many kernels of a block; gcc's runtime first spins for about 100 us, and not at
+ *  all with more threads than cores. OpenMP's stacks would otherwise be as small as `ulimit -s`. glibc's large arrays
+ *  use huge pages if the system offers them on request, which saves a quarter of the system time of a large check.
+ *  Since main is too late for these settings, a program that calls this first restarts itself once with them; settings
+ *  made by the user are kept. If the restart fails, the program continues unchanged. */
 void ari_threads_sleep(char **argv);
 
 /** Lets a child process end when the thread that forked it does, where the system supports that. */
@@ -44,15 +44,15 @@ const char *ari_library_place(void *library);
 /** Opens a file for writing without a name in the folder, which vanishes with the process. -1 if the system has no such
  *  files, or cannot name them later. */
 int ari_unnamed_open(const char *folder);
-/** Gives it a name, which must be free. False with errno. */
+/** Gives an unnamed file a name, which must be free. Returns false and sets errno on failure. */
 bool ari_unnamed_link(int fd, const char *name);
 /** Opens a file for reading and writing that is in no folder and invisible to other processes. -1: impossible. */
 int ari_scratch_open(void);
 
-/** Memory of several MB goes back to the system as soon as it is freed, and what is free at the end of the C library's
- *  own, where it can be told so. */
+/** Makes the C library return memory of several MB to the system as soon as it is freed, and free memory at the end of
+ *  the heap, if the library supports that. */
 void ari_memory_return_large(void);
-/** And now all that is freed: between two parts of a run that have nothing in common. */
+/** Returns all free memory to the system now: between two unrelated parts of a run. */
 void ari_memory_return(void);
 
 /** Allocates zeros, on Linux in an unnamed file in the folder TMPDIR or /var/tmp, of which only used pages take memory.
@@ -64,8 +64,8 @@ void ari_disk_array_destroy(void *array, size_t bytes);
 
 /** Renames a folder below the open folder `dir_fd` to a name that is free. Returns 0, or -1 with errno. */
 int ari_rename_new(int dir_fd, const char *src, const char *dst);
-/** Exchanges the names of two folders: in one step on Linux and Darwin; by POSIX alone in three, in the middle of which
- *  b is missing. Returns 0, or -1 with errno. */
+/** Exchanges the names of two folders: in one step on Linux and Darwin; with POSIX alone in three steps, during which b
+ *  is missing for a moment. Returns 0, or -1 with errno. */
 int ari_rename_exchange(int dir_fd, const char *a, const char *b);
 
 /** When the file was last written. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* -DANYRANK_BLAS=blis, by its typed interface, whose strides are free. */
+/* -DANYRANK_BLAS=blis: uses BLIS's typed interface, which supports arbitrary strides. */
 #include <blis.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -8,15 +8,15 @@
 
 #include "ref/cpu/blas/blas.h"
 
-/* BLIS 0.9.0 does not know processors younger than itself and falls back to kernels that are several times slower; it
- * reads BLIS_ARCH_TYPE once, when it is first used, as a number of an enumeration that changes from version to version
- * (0 = skx, 3 = haswell in 0.9.0). A number that does not fit the processor ends in an illegal instruction, so the
- * choice is by CPUID, and only for the version whose numbers these are. */
+/* BLIS 0.9.0 does not recognise processors newer than itself, and falls back to kernels that are several times slower.
+ * It reads BLIS_ARCH_TYPE once, at its first use, as a number of an enumeration that differs between versions (0 = skx,
+ * 3 = haswell in 0.9.0). A number that does not match the processor causes an illegal instruction. Therefore the choice
+ * is made by CPUID, and only for this version. */
 #define KNOWN_VERSION "0.9.0"
 #define ARCH_VARIABLE "BLIS_ARCH_TYPE"
 
 typedef struct kernel_choice {
-    const char *number; /* value of BLIS_ARCH_TYPE; NULL: leave it to BLIS */
+    const char *number; /* value of BLIS_ARCH_TYPE; NULL: BLIS chooses */
     const char *why;
 } kernel_choice;
 
@@ -41,7 +41,7 @@ void ari_blas_start(void)
 {
     const kernel_choice choice = choose_kernels();
     if (choice.number)
-        (void)setenv(ARCH_VARIABLE, choice.number, 0); /* 0: what the user has set stays */
+        (void)setenv(ARCH_VARIABLE, choice.number, 0); /* overwrite 0: a value that the user has set is kept */
     bli_init();
 }
 
@@ -91,7 +91,7 @@ static const char *reason(char *room, size_t cap)
 void ari_blas_describe(ar_cpu_info *out)
 {
     char scratch[sizeof out->blas_reason];
-    bli_init(); /* the query of kernels aborts on a library that is not initialised */
+    bli_init(); /* the query of kernels aborts if the library is not initialised */
     (void)snprintf(out->blas, sizeof out->blas, "BLIS");
     (void)snprintf(out->blas_version, sizeof out->blas_version, "%s", bli_info_get_version_str());
     (void)snprintf(out->blas_kernels, sizeof out->blas_kernels, "%s", bli_arch_string(bli_arch_query_id()));

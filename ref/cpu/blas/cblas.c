@@ -7,7 +7,7 @@
 #include "ref/core/size.h"
 #include "ref/cpu/blas/blas.h"
 
-/* Declared here and not by cblas.h, which on Debian is an alternative that may be another library's. */
+/* Declared here and not included from cblas.h, which on Debian may belong to another library. */
 enum { ROW_MAJOR = 101, COL_MAJOR = 102, AS_IS = 111, TRANSPOSED = 112 };
 void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc);
@@ -98,7 +98,7 @@ static void zero_matrix(const matrix *m, size_t width)
             memset(element(m, i, j, width), 0, width);
 }
 
-/* At most `max_extent` rows and columns from these on. */
+/* Returns the piece from this row and column on, with at most `max_extent` rows and columns. */
 static matrix piece_of(const matrix *m, size_t row, size_t col, size_t max_extent, size_t width)
 {
     const ari_blas_view v = {ari_smaller(m->v.rows - row, max_extent), ari_smaller(m->v.cols - col, max_extent),

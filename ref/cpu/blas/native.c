@@ -94,8 +94,8 @@ static void multiply_operands(const ar_tensor *c, const ar_tensor *a, const ar_t
         multiply_f32(c, a, b, add);
 }
 
-/* Multiply-adds that take as long as an element's operation of other kernels: products of a million and more, of some
- * 20 us, are shared out, which a thread that spins between two of them (cli/main.c) is there for. */
+/* Multiply-adds that take as long as one elementwise operation of other kernels. Products of a million multiply-adds,
+ * about 20 us, and more are divided among threads; threads spin between two products for this purpose (cli/main.c). */
 #define OPERATION ((size_t)32)
 
 /* --- shared out --------------------------------------------------------------------------------------------------- */
@@ -120,14 +120,14 @@ static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tens
     }
 }
 
-/** Slot gemm_f32. c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T by the library's sgemm, any strides; k = 0 gives +0 (or leaves
- *  c). The matrices of a batch, such as attention's heads, or the parts of one product are spread over the threads, and
- *  the library computes each in the thread that has it. Numerics: fp32 in the library's blocking. Errors: AR_ERR_MEMORY
- *  (bf16: room for three pieces a thread), nothing is written then. */
+/** Slot gemm_f32. Computes c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T with the library's sgemm for any strides; k = 0 gives
+ *  +0 (or leaves c). The matrices of a batch, such as attention's heads, or the parts of one product are distributed
+ *  over the threads, and the library computes each in the calling thread. Numerics: fp32 with the library's blocking.
+ *  Errors: AR_ERR_MEMORY (bf16 needs scratch for three pieces per thread); nothing is written then. */
 ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
                            bool add, ar_precision operands)
 {
-    (void)operands; /* every product of them is exact in fp32 anyway */
+    (void)operands; /* products of such operands are exact in fp32 anyway */
     const ari_matrices m = ari_matrices_of(c);
     const size_t work = m.rows * m.cols * (a->shape[a->ndim - 1] + 1), capacity = room_of(c, a, b);
     if (m.batch == 0 || m.rows == 0 || m.cols == 0)

@@ -32,9 +32,9 @@
 #define SIDE (2 * TILE)      /* rows and columns of a register tile */
 #define STEP (SIDE * DEPTH)  /* bytes of a panel's plane for DEPTH terms */
 #define DIGITS ((size_t)4)
-#define NARROW ((size_t)2) /* digits, and planes, of narrow integers: |q| <= 32639, q = d0 + d1*2^8 */
+#define NARROW ((size_t)2) /* digits and planes of narrow integers: |q| <= 32639, q = d0 + d1*2^8 */
 
-/* Measured on a Sapphire Rapids: 128 rows take 6 to 12 % longer, slices of 1024 terms 10 %. */
+/* Measured on a Sapphire Rapids: 128 rows take 6 to 12 % longer, and slices of 1024 terms 10 %. */
 #define TILE_ROWS ((size_t)96)
 #define TILE_COLS ((size_t)1024)
 #define SLICE ((size_t)768)
@@ -53,7 +53,8 @@ static const struct product {
 /* Number of sums for narrow integers, which add both mixed products in one. */
 enum { NARROW_SUMS = 3 };
 static const struct product narrow_products[NARROW_SUMS] = {{D0, D0, 0}, {D0, D1, 1}, {D1, D1, 2}};
-#define SUMS_ROW (SUMS * SIDE) /* int32 of a row of a register tile: of the first sum, the second, .. */
+#define SUMS_ROW \
+    (SUMS * SIDE) /* int32 values in a row of a register tile: those of the first sum, then of the second, .. */
 
 typedef uint8_t bytes __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
@@ -256,7 +257,7 @@ AMX_INLINE void add_digits(right_panel *r)
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
-/* All tiles have 16 rows of 64 bytes. The layout is the processor's. */
+/* Tile configuration in the processor's format. All tiles have 16 rows of 64 bytes. */
 typedef struct tile_configuration {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -266,8 +267,8 @@ typedef struct tile_configuration {
 static const tile_configuration configuration = {
     .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
-/* Adds the products of two planes of panels to the four tiles of sums. Meanwhile the panel that comes next is brought
- * near, and its sums of digits are made. */
+/* Adds the products of two planes of panels to the four tiles of sums. Meanwhile prefetches the next panel and computes
+ * its sums of digits. */
 AMX_INLINE void add_products(const int8_t *left, const int8_t *right, size_t terms, right_panel *next_panel)
 {
     for (size_t k = 0; k < terms; k += DEPTH) {
@@ -319,11 +320,11 @@ AMX_INLINE wides odd(words x, int shift)
     return (wides)((signed_wides)((wides)x & ~(uint64_t)UINT32_MAX) >> (32 - shift));
 }
 
-/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. Those come from
- * the sums of products, modulo 2^32, and
- *     low = D0 + D1*2^7,  mid = D2 + D3*2^7,  high = D4 + D5*2^7,  S = low + mid*2^14 + high*2^28 + D6*2^42.
- * A term's part of low is at most 2^12 + 2*2^12*2^7 in magnitude, of mid 3*2^12 + (2*2^12 + 2*2^10)*2^7, of high less:
- * below 2^21 - 2^19, so that 1024 terms of each fit int32. */
+/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. The D_w are
+ * computed from the sums of products, modulo 2^32, and
+ *    low = D0 + D1*2^7,  mid = D2 + D3*2^7,  high = D4 + D5*2^7,  S = low + mid*2^14 + high*2^28 + D6*2^42.
+ * One term contributes at most 2^12 + 2*2^12*2^7 in magnitude to low, 3*2^12 + (2*2^12 + 2*2^10)*2^7 to mid, and less
+ * to high. All are below 2^21 - 2^19, so 1024 terms fit in int32. */
 _Static_assert(SLICE <= 1024 && SLICE % DEPTH == 0, "sums of a slice fit int32");
 
 /* Folds a row of a panel of columns; `add` is a constant after inlining. */

@@ -137,11 +137,12 @@ const ari_exact_path ari_exact_sdot = {
 
 /* --- plain NEON --------------------------------------------------------------------------------------------------- */
 
-/* SMLAL multiplies 2 int32 by one and adds the products to 2 int64: the integers themselves, half the terms of an
- * instruction of `sgemm` (FMLA: 4), no digits and nothing to fold. Everything else costs more instructions, in FMLAs of
- * the same product: digits in int8 by SMULL and SADALP 16.6 for ten products (of sums of two digits int16 holds a
- * single product), three products of two 13-bit digits in int16 by SMLAL 3.0 and their folding, binary64 4.0. Narrow
- * integers gain nothing either: int32 holds 256 terms only if one factor has 8 bits, and two such products take 2.0. */
+/* SMLAL multiplies 2 int32 by one int32 and adds the products to 2 int64. It multiplies the integers themselves, half
+ * as many terms as an instruction of `sgemm` (FMLA: 4), without digits and without folding. All alternatives cost more
+ * instructions, counted in FMLAs of the same product: int8 digits with SMULL and SADALP take 16.6 for ten products (for
+ * sums of two digits, int16 holds only a single product); three products of two 13-bit digits in int16 with SMLAL take
+ * 3.0 plus folding; binary64 takes 4.0. Narrow integers gain nothing either: int32 holds 256 terms only if one factor
+ * has 8 bits, and two such products take 2.0. */
 #define NEON_ROWS ((size_t)4)
 #define NEON_COLS ((size_t)12)
 

@@ -27,7 +27,7 @@ typedef uint32_t words __attribute__((vector_size(CHUNK * sizeof(uint32_t))));
 typedef uint16_t halves __attribute__((vector_size(CHUNK * sizeof(uint16_t))));
 typedef uint8_t bytes __attribute__((vector_size(CHUNK)));
 
-/* The planes of CHUNK terms: ari_digit, its offsets taken off modulo 2^8. */
+/* Computes the planes of CHUNK terms with ari_digit, subtracting the offsets modulo 2^8. */
 static inline void planes_of(bytes planes[ARI_DIGIT_PLANES], const void *q)
 {
     words u;
@@ -109,13 +109,13 @@ void ari_digits_pack_right(const ari_panel_kernel *kernel, void *panel, const ar
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
-/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. Those come from
- * the ten sums, modulo 2^32, and each of
- *     low = D0 + D1*2^7,  mid = D2 + D3*2^7,  high = D4 + D5*2^7 + D6*2^14,  S = low + mid*2^14 + high*2^28,
- * fits int32. A term's part of low is at most 2^12 + 2*2^12*2^7 < 2^21 in magnitude, that of mid at most 3*2^12 +
- * (2*2^12 + 2*2^10)*2^7 < 2^21. High is h*h' + d1*d3' + d3*d1' with h = d2 + d3*2^7 the integer nearest to q/2^14 or
- * next to it, at most 2^11: below 2^22 + 2^12. 448 terms of it stay below 2^31. The ten sums themselves are exact for
- * 131071 terms. */
+/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. The D_w are
+ * computed from the ten sums, modulo 2^32, and each of
+ *    low = D0 + D1*2^7,  mid = D2 + D3*2^7,  high = D4 + D5*2^7 + D6*2^14,  S = low + mid*2^14 + high*2^28,
+ * fits in int32. One term contributes at most 2^12 + 2*2^12*2^7 < 2^21 in magnitude to low, and at most 3*2^12 +
+ * (2*2^12 + 2*2^10)*2^7 < 2^21 to mid. Its contribution to high is h*h' + d1*d3' + d3*d1', where h = d2 + d3*2^7 is the
+ * integer nearest to q/2^14 or next to it, at most 2^11, so it is below 2^22 + 2^12, and 448 terms stay below 2^31. The
+ * ten sums themselves are exact for 131071 terms. */
 _Static_assert(ARI_DIGIT_SLICE *((1 << 22) + (1 << 12)) < (size_t)1 << 31, "the upper digits fit int32");
 
 /* `add` is a constant after inlining. */
@@ -144,7 +144,7 @@ ARI_SIMD static void fold_row(int64_t *restrict sums, const int32_t *restrict of
         fold(sums, of_products, tile, n, false);
 }
 
-/* The same of narrow integers: 448 terms of any of the four products stay below 2^24. */
+/* Does the same for narrow integers, of which 448 terms of any of the four products stay below 2^24. */
 ARI_SIMD static void fold_narrow_row(int64_t *restrict sums, const int32_t *restrict p, size_t tile, size_t n, bool add)
 {
     for (size_t j = 0; j < n; j++) {

@@ -3,26 +3,26 @@
 
 #include "ref/cpu/exact/panels.h"
 
-/* The integer sums of a contraction by ten products of int8 (ref/numerics/digits.h): all but the instructions that
- * multiply. A panel is eight planes, the four digits and the four sums of two; of narrow integers, |q| <= 32639, two
- * planes, whose four products are one for each pair of digits. In each, a group of terms of one row is
- * contiguous, then those of the next row, for all rows of the panel: [terms/group][rows][group] bytes. Groups are of 4
- * or 8 terms. amx.c has its own form of the same.
+/* Computes the integer sums of a contraction by ten int8 products (ref/numerics/digits.h), except the multiplying
+ * instructions. A panel has eight planes: the four digits and the four sums of two digits. For narrow integers, |q| <=
+ * 32639, it has two planes, with one product for each of the four pairs of digits. A plane stores a group of terms of
+ * one row contiguously, then the same group of the next row, for all rows of the panel: [terms/group][rows][group]
+ * bytes. Groups have 4 or 8 terms. amx.c uses a different layout.
  *
- * Sixteen products of digits, which a GPU takes for short sums, need fewer planes and less folding, but never pay here:
- * over 64 terms SMMLA makes ten in 80 instructions for 4 results and sixteen in 128, against some 14 saved in folding
- * and less than one in packing. */
+ * Sixteen products of digits, which a GPU uses for short sums, need fewer planes and less folding but are never faster
+ * here: over 64 terms SMMLA takes 80 instructions for ten products of 4 results and 128 for sixteen, while folding
+ * saves about 14 and packing less than one. */
 #define ARI_DIGIT_PLANES ((size_t)8)
 #define ARI_DIGIT_PLANES_NARROW ((size_t)2)
 #define ARI_DIGIT_PRODUCTS ((size_t)10)
 
-/* The most terms of a slice: the sums of products of one weight are put together in int32 before they are widened
+/* Maximum number of terms in a slice: sums of products with equal weight are combined in int32 before they are widened
  * (digits.c). A multiple of every step. */
 #define ARI_DIGIT_SLICE ((size_t)448)
-/* Packing makes so many terms of a row at a time: a kernel's step is a multiple of it. */
+/* Number of terms of a row that packing processes at a time; a kernel's step is a multiple. */
 #define ARI_DIGIT_CHUNK ((size_t)16)
 
-/* A register tile has at most so many sums. */
+/* Maximum number of sums in a register tile. */
 #define ARI_DIGIT_TILE ((size_t)96)
 
 /* Functions of a kernel of digits besides its product. */

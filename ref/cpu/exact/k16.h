@@ -46,16 +46,16 @@
 #define PLANES ((size_t)3)      /* h, l, h + l */
 #define BLOCK ((size_t)64)      /* terms of an int32 sum */
 #define SPLIT 13
-#define NARROW_BLOCK ((size_t)512) /* 256 take 4 % longer: sums are read and written twice as often */
+#define NARROW_BLOCK ((size_t)512) /* 256 take 4 % longer, because sums are read and written twice as often */
 #define NARROW_SPLIT 8
 
-/* A slice of a tile's operands is packed at a time, and multiplied in parts of the tile whose sums and left panels of a
- * block, 180 KiB and 90 KiB, stay in the second cache level. The right panel of a block, 18 KiB at most, stays in the
- * first while the left panels stream past it, one behind the other. */
+/* A slice of a tile's operands is packed at a time and multiplied in parts of the tile, whose sums and left panels of a
+ * block, 180 KiB and 90 KiB, stay in the L2 cache. The right panel of a block, at most 18 KiB, stays in the L1 cache
+ * while the left panels stream past it one after the other. */
 #define TILE_ROWS ((size_t)960)
 #define TILE_COLS ((size_t)768)
 #define SLICE ((size_t)384)
-#define NARROW_SLICE ((size_t)1024) /* sums of one slice, rounded in the kernel, never leave the second level */
+#define NARROW_SLICE ((size_t)1024) /* sums of one slice, rounded in the kernel, never leave the L2 cache */
 #define NEAR_ROWS ((size_t)240)
 #define NEAR_COLS ((size_t)96)
 
@@ -72,8 +72,8 @@ typedef uint32_t vec8 __attribute__((vector_size(32)));
 typedef uint16_t halves8 __attribute__((vector_size(32)));
 typedef int16_t signed_halves8 __attribute__((vector_size(32)));
 
-/* The three planes of terms k (even) and k + 1 (odd) of 8 rows; `rows` of them are stored. With q + 2^12 = u, h is
- * u >> 13 and l is (u mod 2^13) - 2^12. */
+/* Stores the three planes of terms k (even) and k + 1 (odd) of `rows` of 8 rows. With u = q + 2^12, h is u >> 13 and l
+ * is (u mod 2^13) - 2^12. */
 K16_INLINE void store_pair(uint32_t *dst, size_t plane, vec8 even, vec8 odd, const size_t rows)
 {
     const uint32_t round = 1u << (SPLIT - 1), low = (1u << SPLIT) - 1;
@@ -87,8 +87,8 @@ K16_INLINE void store_pair(uint32_t *dst, size_t plane, vec8 even, vec8 odd, con
     memcpy(dst + 2 * plane, &digit_sum, rows * sizeof *dst);
 }
 
-/* The column in lane `lane` of a vector. Sums of even lanes and those of odd lanes become vectors of 64-bit integers:
- * so these are of neighbouring columns. */
+/* Returns the column in lane `lane` of a vector. Sums of even lanes and of odd lanes become vectors of 64-bit integers,
+ * which therefore belong to adjacent columns. */
 static size_t column_of(size_t lane)
 {
     return lane % 2 * (LANES / 2) + lane / 2;
@@ -97,8 +97,8 @@ static size_t column_of(size_t lane)
 /* Storage of a panel's terms: three planes; narrow terms as they are, or as their two digits. */
 enum { KARATSUBA, WHOLE, DIGITS };
 
-/* `rows` rows from row `row` of a panel of `width` rows on: [plane][pair][row of the panel], of dwords that hold a pair
- * of terms each; 8 terms are packed at a time. */
+/* Packs `rows` rows from row `row` on of a panel of `width` rows: [plane][pair][row of the panel], where a dword holds
+ * a pair of terms; packs 8 terms at a time. */
 K16_INLINE void pack_wide(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms,
                           const size_t rows)
 {
@@ -112,7 +112,7 @@ K16_INLINE void pack_wide(uint32_t *panel, size_t width, size_t row, const ari_s
     }
 }
 
-/* The same of narrow integers, 16 terms at a time. */
+/* Does the same for narrow integers, 16 terms at a time. */
 K16_INLINE void pack_narrow(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms,
                             const size_t rows, const bool digits)
 {
@@ -198,8 +198,7 @@ K16_INLINE vec dot(vec sum, vec a, vec b)
     return (vec)K16_DOT((K16_WORDS)sum, (K16_WORDS)a, (K16_WORDS)b);
 }
 
-/* S, or 64-bit integers to which it is added at s, of the columns of the even lanes of a vector or those of odd
- * ones. */
+/* Returns S, plus the 64-bit integers at s if `add`, for the columns of a vector's even lanes or of its odd lanes. */
 K16_INLINE wide_vec added(const int64_t *s, wide_vec x, uint64_t start, bool add)
 {
     wide_vec sums = (wide_vec){0} + start;
@@ -208,7 +207,7 @@ K16_INLINE wide_vec added(const int64_t *s, wide_vec x, uint64_t start, bool add
     return sums + x;
 }
 
-/* fl64(S): ari_nearest_integer turned round where |S| < 2^51, else an instruction that AVX-512 has. */
+/* Returns fl64(S): reverses ari_nearest_integer where |S| < 2^51, otherwise uses an AVX-512 instruction. */
 K16_INLINE real_vec real_of(wide_vec s, const bool narrow)
 {
     return narrow ? (real_vec)(s + ARI_ROUND_MAGIC_BITS) - ARI_ROUND_MAGIC
@@ -225,7 +224,7 @@ K16_INLINE void round_sums(float *y, wide_vec s, double row, const double *scale
     memcpy(y, &x, sizeof x);
 }
 
-/* y: NULL, or the row of rounded values, of which columns j and further ones are written. */
+/* y: NULL, or a row of rounded values, of which columns from j on are written. */
 K16_INLINE void store_sums(const ari_register_tile *r, size_t i, size_t j, wide_vec x, uint64_t start, float *y,
                            const bool narrow)
 {
@@ -237,7 +236,7 @@ K16_INLINE void store_sums(const ari_register_tile *r, size_t i, size_t j, wide_
         memcpy(s, &sums, sizeof sums);
 }
 
-/* S += x*2^shift + rest, of the columns of even lanes and of those of odd ones. */
+/* Adds x*2^shift + rest to S for the columns of even lanes and of odd lanes. */
 K16_INLINE void flush(const ari_register_tile *r, size_t i, size_t j, vec upper, vec rest, uint64_t start, float *y,
                       const bool narrow)
 {
@@ -257,14 +256,14 @@ K16_INLINE void prefetch_sums(const ari_register_tile *p, const size_t vectors)
             __builtin_prefetch(p->result.y + i * p->result.ld + j, 1, 3);
 }
 
-/* Sums of a register tile by planes, until they are added to int64. That takes a tenth as long as the products, whose
- * instructions leave half of the vector units idle: so it is done while those of the next tile are made. */
+/* Sums of a register tile by planes, before they are added to int64. Adding takes a tenth as long as the products,
+ * whose instructions leave half of the vector units idle, so it overlaps with the next tile's products. */
 typedef struct tile_sums {
     vec plane[PLANES][ROWS][3];
-    ari_register_tile tile; /* sums NULL: no tile */
+    ari_register_tile tile; /* the tile; sums NULL: none */
 } tile_sums;
 
-/* Row i of them; `vectors` and `narrow` are constants where this is inlined, here and below. */
+/* Adds row i of the sums; `vectors` and `narrow` are constants where this function is inlined, as below. */
 K16_INLINE void flush_row(const tile_sums *m, size_t i, const size_t vectors, const bool narrow)
 {
     const int shift = narrow ? NARROW_SPLIT : 2 * SPLIT;
@@ -289,8 +288,8 @@ K16_INLINE void flush_row(const tile_sums *m, size_t i, const size_t vectors, co
         memcpy(y, past, m->tile.inside * sizeof *y);
 }
 
-/* to = start + the products of one plane; between them the sums of the tile before are added to int64, a row every 4
- * terms. before NULL: not here. */
+/* Computes dst = start + the products of one plane. Meanwhile the preceding tile's sums are added to int64, one row
+ * every 4 terms. before NULL: no preceding tile. */
 K16_INLINE void multiply_plane(vec dst[ROWS][3], const uint32_t *left, const uint32_t *right,
                                const ari_register_tile *r, uint32_t start, const size_t vectors,
                                const tile_sums *before, const bool narrow)
@@ -340,7 +339,7 @@ K16_INLINE void next_tile(ari_register_tile *r)
     }
 }
 
-/* `tiles` register tiles, one below the other. */
+/* Multiplies `tiles` register tiles, one below the other. */
 K16_INLINE void multiply_column(const ari_register_tile *p, size_t tiles, const size_t vectors, const bool narrow)
 {
     ari_register_tile r = *p;
@@ -429,5 +428,5 @@ static bool is_supported(void)
 
 const ari_exact_path K16_PATH = {
     ARI_PANEL_PATH,    .name = K16_NAME,  .requirement = K16_NEEDS, .supported = is_supported,
-    .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = 48, /* of whole panels, whatever their width */
+    .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = 48, /* multiples of whole panels, whatever their width */
     .plan = plan_tile};

@@ -4,8 +4,8 @@
 #if ARI_HAVE_X86_PATHS
 #include <immintrin.h>
 
-/* Digits in int16 with AVX2: vpmaddwd multiplies and adds a pair, vpaddd adds it to the sum. Of 16 registers 12 hold
- * sums, 2 columns, one a row, and one the pair. */
+/* Digits in int16 with AVX2: vpmaddwd multiplies and adds a pair, and vpaddd adds the result to the sum. Of 16
+ * registers, 12 hold sums, 2 columns, one a row, and one the pair. */
 #define K16_TARGET "avx2"
 #define K16_FEATURES "avx2"
 #define K16_NEEDS "AVX2"

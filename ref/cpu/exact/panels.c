@@ -13,7 +13,7 @@ typedef struct panels {
 } panels;
 
 typedef struct workspace {
-    int64_t *sums; /* [rows to whole register tiles, ld] */
+    int64_t *sums; /* [rows rounded up to whole register tiles, ld] */
     size_t ld;
     panels left, right;
     size_t words;
@@ -44,7 +44,8 @@ static workspace workspace_at(const ari_tile_plan *p, void *words, size_t rows, 
     return w;
 }
 
-/* Slices of nearly equal length: a short last one would cost as many reads and writes of the sums as a long one. */
+/* Divides K into slices of nearly equal length, because a short last slice would read and write the sums as often as a
+ * long one. */
 void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k)
 {
     const size_t slices = ari_ceil_div(k, kernel->slice);
@@ -63,7 +64,7 @@ static char *panel_at(const ari_panel_kernel *kernel, const panels *p, size_t ro
     return p->data + (before + (kernel->head + ari_round_up(terms, kernel->step)) * row) * p->bytes;
 }
 
-/* Every row panel of a slice, block after block. */
+/* Packs every row panel of a slice, block after block. */
 static void pack_panels(const ari_panel_kernel *kernel, const panels *dst, ari_panel_pack *pack, size_t rows_each,
                         const ari_panel_rows *src, size_t terms)
 {

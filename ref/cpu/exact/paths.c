@@ -18,7 +18,7 @@ static const ari_exact_path *const paths[] = {
 #if ARI_HAVE_ARM_PATHS
     &ari_exact_smmla,    &ari_exact_sdot,       &ari_exact_neon,
 #endif
-    &ari_exact_portable, /* last: every processor has it, and anything else is faster */
+    &ari_exact_portable, /* last: supported by every processor, and slower than all others */
 };
 #define PATHS (sizeof paths / sizeof paths[0])
 

@@ -5,26 +5,27 @@
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/kernels.h"
 
-/* The integer sums of a contraction (numerics.md, "Contraction", step 4) on binary64 hardware. A quantised element
- * of the left operand is split, qA = hi*2^13 + lo with |hi| <= 2^12 and -2^12 <= lo < 2^12, and one dgemm multiplies
- * the rows of hi and, stacked below them, of lo with qB. |qB| < 2^25, so K terms of either half sum to less than K*2^37
- * in magnitude: for K <= 2^16 every partial sum, in whatever order and with or without fused multiply-adds, is an
- * integer of magnitude at most 2^53 and thus exact. int64 holds hi*2^13 + lo for K <= 8191, as K*(2^25 - 1)^2 < 2^63.
+/* Computes the integer sums of a contraction (numerics.md, "Contraction", step 4) on binary64 hardware. A quantised
+ * element of the left operand is split into qA = hi*2^13 + lo with |hi| <= 2^12 and -2^12 <= lo < 2^12, and one dgemm
+ * multiplies the rows of hi and, below them, of lo with qB. Since |qB| < 2^25, K terms of either half sum to less than
+ * K*2^37 in magnitude. For K <= 2^16 every partial sum, in any order and with or without fused multiply-adds, is an
+ * integer of magnitude at most 2^53 and therefore exact. int64 holds hi*2^13 + lo for K <= 8191, since K*(2^25 - 1)^2 <
+ * 2^63.
  *
- * Narrow integers, |q| <= 32639, need no halves: their K terms sum to less than K*2^30, and hi is zero.
+ * Narrow integers, |q| <= 32639, need no split: their K terms sum to less than K*2^30, and hi is zero.
  *
- * Operands are widened to binary64 a slice of K at a time, and the products of all slices are added up by dgemm. */
+ * Operands are widened to binary64 one slice of K at a time, and dgemm accumulates the products of all slices. */
 #define HALVES_TERMS ((size_t)65536)
 
-/* Tile sizes, measured at transformer shapes on a Zen 4: 1 to 2 % better than 256 rows, as good as larger ones, and
- * 8 MiB of workspace a thread. */
+/* Tile sizes, measured with transformer shapes on a Zen 4: 1 to 2 % faster than 256 rows and as fast as larger tiles,
+ * with 8 MiB of workspace per thread. */
 #define TILE_ROWS ((size_t)384)
 #define TILE_COLS ((size_t)512)
 #define SLICE ((size_t)512)
-#define PAD ((size_t)8) /* doubles: keeps rows of a power-of-two length out of each other's cache sets */
+#define PAD ((size_t)8) /* in doubles; keeps rows of power-of-two length from sharing cache sets */
 
 typedef struct workspace {
-    double *products; /* [2*rows, product_ld]: the hi rows of the tile, then the lo rows */
+    double *products; /* [2*rows, product_ld] the hi rows of the tile, then the lo rows */
     double *left;     /* [2*rows, slice_ld] */
     double *right;    /* [cols, slice_ld] */
     size_t product_ld, slice_ld;

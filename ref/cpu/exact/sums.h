@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums that a path keeps as int64, modulo 2^64, at the beginning of a tile's words. */
+/* Sums that a kernel keeps as int64, modulo 2^64, at the start of a tile's words. */
 #pragma once
 
 #include "ref/cpu/gemm.h"
 #include "ref/numerics/integer_sum.h"
 
-/** From one row to the next: whole register tiles of any path, and not a power of two, whose rows would fall onto the
- *  same sets of a cache. A multiple of 8. */
+/** Returns the distance between rows: whole register tiles of any kernel, and not a power of two, for which rows would
+ *  share cache sets. A multiple of 8. */
 static inline size_t ari_sums_ld(const ari_tile_plan *p)
 {
     return (p->tile_cols + 31) / 32 * 32 + 8;

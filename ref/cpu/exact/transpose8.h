@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transposes rows of quantised integers into the panels of the x86 paths, whose vectors have a lane for a row. */
+/* Transposes rows of quantised integers into the panels of the x86 kernels, whose vectors have one lane per row. */
 #pragma once
 
 #include <immintrin.h>
@@ -7,10 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
-/* 8 rows of integers, from a common term on. */
+/* 8 rows of integers from a common term on. */
 typedef struct ari_strip {
     const void *row[8];       /* NULL: zeros */
-    size_t prefetch_distance; /* bytes from a row to one that is needed soon */
+    size_t prefetch_distance; /* distance in bytes from a row to a row that will be needed soon */
 } ari_strip;
 
 /* Prefetches the rows of the next strip while this one is packed, one cache line of 64 bytes at a time. The processor
@@ -43,7 +43,7 @@ static inline __attribute__((always_inline, target("avx2"))) void ari_transpose_
     }
 }
 
-/* out[t] = the values of term k + t in the 8 rows, for t < 8; 0 from term k + n on. */
+/* Computes out[t] = the values of term k + t in the 8 rows, for t < 8; 0 from term k + n on. */
 static inline __attribute__((always_inline, target("avx2"))) void ari_transpose8(__m256i out[8], const ari_strip *s,
                                                                                  size_t k, size_t n)
 {
@@ -56,7 +56,7 @@ static inline __attribute__((always_inline, target("avx2"))) void ari_transpose8
     ari_transpose_words(out, r);
 }
 
-/* out[t] = narrow terms k + 2*t and k + 2*t + 1 of the 8 rows, for t < 8; 0 from term k + n on. */
+/* Computes out[t] = narrow terms k + 2*t and k + 2*t + 1 of the 8 rows, for t < 8; 0 from term k + n on. */
 static inline __attribute__((always_inline, target("avx2"))) void
 ari_transpose_pairs(__m256i out[8], const ari_strip *s, size_t k, size_t n)
 {

@@ -47,7 +47,7 @@ INLINE pair argument(vec x, ar_activation kind, pair *slope)
     return scaled(x, plus(factor, times(exact, constant(cubic))));
 }
 
-/* sigmoid(w) and sigmoid(-w), right within 2^-34.06 of themselves; |w| < 64. Of SiLU w is a single number. */
+/* Computes sigmoid(w) and sigmoid(-w) with relative error below 2^-34.06; |w| < 64. For SiLU w is a single number. */
 INLINE pair sigmoid(pair w, ar_activation kind, pair *opposite)
 {
     const MASK negative = LESS(w.high, ALL(0.0f));
@@ -65,7 +65,7 @@ INLINE pair sigmoid(pair w, ar_activation kind, pair *opposite)
     return (pair){PICK(negative, rest.high, larger.high), PICK(negative, rest.low, larger.low)};
 }
 
-/* x rounded, and in which lanes that is so of all numbers within `error` of it. */
+/* Rounds x, and determines the lanes in which all numbers within `error` of x round to the same value. */
 INLINE vec rounded(pair x, vec error, MASK *sure)
 {
     const vec below = x.high + (x.low - error), above = x.high + (x.low + error);
@@ -89,7 +89,7 @@ INLINE found by_sigmoid(vec x, ar_activation kind)
     const pair moved = kind == AR_ACT_SILU ? scaled(limited, off) : times(argument_slope, off);
     const pair product = times(gate, plus(1.0, moved));
     const vec size = (vec)((bits)argument_slope.high & 0x7fffffffu);
-    /* Products of smaller numbers are subnormal; of larger ones exponentials are. */
+    /* products of smaller numbers are subnormal, as are exponentials of larger ones */
     const MASK fine = UNDER(((bits)x & 0x7fffffffu) - 0x30000000u, (bits){0} + 0x12800000u) &
                       UNDER((bits)w.high << 1, (bits){0} + 0x85000000u);
     f.value = rounded(value, value.high * 0x1.2p-34f, &f.value_sure);
@@ -121,7 +121,7 @@ INLINE vec load(const float *x)
     return v;
 }
 
-/* Unsure lanes stay as they are: they may be inputs, which the definition needs. */
+/* Uncertain lanes are left unchanged, since they may be inputs that the definition needs. */
 INLINE void store(float *y, vec v, MASK sure)
 {
     const MASK unsure = (MASK)~sure;
@@ -135,7 +135,7 @@ INLINE vec product(vec a, vec b)
     return PICK(SAME(y, y), y, ALL(ari_nan32()));
 }
 
-/* One bit for each unsure lane. */
+/* Returns one bit for each uncertain lane. */
 INLINE uint32_t act(const ari_act_row *r, size_t j, ar_activation kind, bool backward, bool gated)
 {
     const found f = find(load(r->x + j), kind);
@@ -163,7 +163,7 @@ INLINE uint32_t act(const ari_act_row *r, size_t j, ar_activation kind, bool bac
 INLINE size_t act_row(const ari_act_row *r, size_t begin, size_t end, ar_activation kind, bool backward, bool gated,
                       uint32_t *indices)
 {
-    const ari_act_row row = *r; /* not in memory that a store could change */
+    const ari_act_row row = *r; /* a copy that no store can change */
     size_t unsure = 0;
     for (size_t j = begin; j < end; j += LANES)
         for (uint32_t rest = act(&row, j, kind, backward, gated); rest != 0; rest &= rest - 1)

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponentials and quotients of rows in vectors of fp32 numbers. A file for each width includes this one, and acts.h,
- * and says with what:
+/* Exponentials and quotients of rows in vectors of fp32 numbers. One file per vector width includes this file and
+ * acts.h after defining:
  *
- *   LANES                of a vector
- *   ROOTS(of, t)         each lane's entry of a table of 16 numbers, by the four lowest bits of t
- *   FMA(a, b, c)         a*b + c, rounded once
- *   MASK                 a truth value for each lane; not defined: a vector of all ones or zeros
- *   LESS, SAME(a, b)     of fp32 numbers; UNDER(a, b): of unsigned ones
- *   PICK(mask, a, b)     a's lanes where that is true, else b's
- *   SIGNS(mask)          one bit a lane
- *   TARGET               the attribute that has the compiler use such instructions
- *   CURVES(x, slopes, sure)  GELU (erf) or its slope, and in which lanes it is sure; not defined: by the definition */
+ *  LANES                number of lanes in a vector
+ *  ROOTS(of, t)         for each lane, the entry of a table of 16 numbers selected by the four lowest bits of t
+ *  FMA(a, b, c)         a*b + c, rounded once
+ *  MASK                 a truth value for each lane; if not defined: a vector of all ones or zeros
+ *  LESS, SAME(a, b)     comparisons of fp32 numbers; UNDER(a, b): of unsigned numbers
+ *  PICK(mask, a, b)     lanes of a where the mask is true, otherwise of b
+ *  SIGNS(mask)          one bit per lane
+ *  TARGET               the attribute with which the compiler uses these instructions
+ *  CURVES(x, slopes, sure)  GELU (erf) or its slope, and the lanes in which it is certain; if not defined: the
+ * definition */
 
 #include "ref/cpu/row_sum.h"
 
@@ -29,7 +30,7 @@ typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
 
 #define INLINE TARGET static inline __attribute__((always_inline))
 
-/* 2^(j/16), rounded to fp32, and the logarithm of what divided by that, less the error's bound. */
+/* 2^(j/16) rounded to fp32, and the logarithm of 2^(j/16) divided by that, less the bound of the error. */
 static const _Alignas(64) float roots[16] = {0x1p+0f,        0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f,
                                              0x1.306fep+0f,  0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
                                              0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
@@ -44,9 +45,10 @@ typedef struct pair {
     vec high, low;
 } pair;
 
-/* e^-d, d a pair and not negative, without its power of two, which is to be added to its bits. With -d = k*ln(2)/16 +
- * r_high + rest, `r_high` exact and its magnitude below 2^-5.5, it is 2^(k/16) * (1 + r_high + p), and of p, at most
- * 2^-12, fp32 keeps what lies above 2^-35: right within 2^-33 times the root, which the table's logarithms take off. */
+/* Returns e^-d for a pair d >= 0 without its power of two, which is added to its bits afterwards. With -d = k*ln(2)/16
+ * + r_high + rest, where `r_high` is exact and less than 2^-5.5 in magnitude, the result is 2^(k/16) * (1 + r_high +
+ * p). p is at most 2^-12, and fp32 keeps its bits above 2^-35, so the result is correct within 2^-33 times the root,
+ * which the table's logarithms subtract. */
 INLINE pair powers(pair d, bits *power)
 {
     const vec magic = ALL(0x1.8p23f), t = FMA(d.high, ALL(-0x1.715476p+4f), magic), k = t - magic;
@@ -65,7 +67,7 @@ INLINE vec exps(vec d, MASK *sure)
     bits power;
     const pair e = powers((pair){d, ALL(0.0f)}, &power);
     const vec below = e.high + e.low, above = e.high + (e.low + 0x1.8p-32f);
-    /* From 104 on it rounds to 0; between are subnormal numbers. A softmax has no negative d, nor NaN. */
+    /* from 104 on the result rounds to 0; subnormal numbers lie between. A softmax has neither negative d nor NaN */
     const MASK is_zero = LESS(ALL(104.0f), d), normal = UNDER((bits)d, (bits){0} + 0x42ae0000u); /* 87 */
     *sure = is_zero | (normal & SAME(below, above));
     return PICK(is_zero, ALL(0.0f), (vec)((bits)below + power));
@@ -80,12 +82,13 @@ INLINE vec quotients(vec x, double l, MASK *sure)
     const float high = (float)inverse, low = (float)(inverse * (1.0 - 0x1p-45) - (double)high);
     const vec found = x * high, rest = FMA(x, ALL(low), FMA(x, ALL(high), -found));
     const vec below = found + rest, above = found + FMA(found, ALL(0x1p-44f), rest);
-    const bits turned = (bits)x << 1 | (bits)x >> 31; /* the sign last: only 0 is 0 */
+    const bits turned = (bits)x << 1 | (bits)x >> 31; /* the sign comes last, so that only 0 is 0 */
     *sure = SAME(below, above) & ~UNDER(turned - 1, (bits){0} + (2 * ari_bits32((float)threshold) + 1));
     return below;
 }
 
-/* A vector of a row, and one bit for each unsure lane, which holds x until the definition has replaced it. */
+/* Computes a vector of a row. Returns one bit for each uncertain lane, which holds x until the definition replaces
+ * it. */
 INLINE uint32_t map_vector(float *y, const float *x, double operand, bool exp)
 {
     vec input;
@@ -99,14 +102,14 @@ INLINE uint32_t map_vector(float *y, const float *x, double operand, bool exp)
 
 INLINE void put_row(float *y, const float *x, double operand, size_t n, bool exp)
 {
-    /* Not on the stack: frames that gcc has AddressSanitizer watch after a return are not aligned for 64 bytes (its bug
-     * 110027). */
+    /* not on the stack: if AddressSanitizer watches stack frames after the return, gcc does not align them to 64 bytes
+     * (its bug 110027) */
     static _Thread_local float tail[LANES];
     enum { RUN = 1024 };
     for (size_t begin = 0; begin < n; begin += RUN) {
         const size_t end = n - begin < RUN ? n : begin + RUN;
         uint32_t signs[RUN / LANES + 1];
-        size_t vector_starts[RUN / LANES + 1], unsure = 0, j = begin; /* the vectors with such lanes */
+        size_t vector_starts[RUN / LANES + 1], unsure = 0, j = begin; /* the vectors with uncertain lanes */
         for (; j + LANES <= end; j += LANES) {
             const uint32_t found = map_vector(y + j, x + j, operand, exp);
             vector_starts[unsure] = j;

@@ -8,9 +8,9 @@
 
 enum { LOW = 6, HIGH = 4, INTERVALS = 16 };
 
-/* Coefficients of polynomials in a - j*11/32, of at most 11/64, that are right within 2^-34 of their values: Phi(-a),
- * and Phi(-a) - a*phi(a). Chebyshev fits by ref/numerics/coefficients.py, of 15 intervals of the 16 that a register pair
- * holds. */
+/* Coefficients of polynomials in a - j*11/32, of magnitude at most 11/64, that are correct within 2^-34 of their
+ * values: Phi(-a), and Phi(-a) - a*phi(a). Chebyshev fits by ref/numerics/coefficients.py for 15 intervals, of the 16
+ * that a pair of registers holds. */
 typedef struct curve {
     _Alignas(64) double low[LOW][INTERVALS];
     _Alignas(64) float high[HIGH][INTERVALS]; /* coefficients of terms for which fp32 suffices */
@@ -116,7 +116,8 @@ AVX512 static inline __attribute__((always_inline)) __m512 ari_curves(__m512 x, 
     __mmask8 low, high;
     const __m256 y0 = half_of_curve(_mm512_castps512_ps256(x), q0, slopes, &low),
                  y1 = half_of_curve(_mm512_extractf32x8_ps(x, 1), q1, slopes, &high);
-    const __m512i before = _mm512_sub_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(1)); /* of 0: the largest */
+    const __m512i before =
+        _mm512_sub_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(1)); /* for 0: the largest number */
     const __m512 from_zero = _mm512_abs_ps(_mm512_sub_ps(a, _mm512_set1_ps(0x1.80ep-1f)));
     const __mmask16 inside = _mm512_cmp_ps_mask(a, _mm512_set1_ps(14.5f * 11.0f / 32.0f), _CMP_LT_OQ);
     const __mmask16 fine = slopes ? _mm512_mask_cmp_ps_mask(inside, from_zero, _mm512_set1_ps(0x1p-10f), _CMP_GT_OQ)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponentials and quotients of rows, what softmax and the loss spend most of their time on, and activations: in
- * vectors wherever that is sure to round to the definitions' bits, and by the definitions elsewhere. */
+/* Exponentials and quotients of rows, on which softmax and the loss spend most of their time, and activations. They are
+ * computed in vectors where the result certainly rounds to the definition's bits, and by the definition elsewhere. */
 #include "anyrank/activation.h"
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/row_sum.h"
@@ -55,7 +55,7 @@ void ari_quotients(float *y, const float *x, double l, size_t n)
 
 /* --- activations -------------------------------------------------------------------------------------------------- */
 
-/* For each kind and pass its own loop. */
+/* Defines a separate loop for each kind and pass. */
 #define DEFINE(name, ACT)                                                                                       \
     ARI_ROW_KERNEL void name(const ari_act_row *r, size_t n)                                                    \
     {                                                                                                           \

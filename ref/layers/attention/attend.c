@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The path from the projections to the output layer: rotation, context-parallel exchanges, attention (core.h). Memory:
- * the projections' output is [b, s, q | k | v] of this rank's positions; queries, keys and values are then laid out
- * head by head, [b, heads, s, d]. */
+/* Attention between the projections and the output layer: rotation, context-parallel exchanges, attention (core.h). The
+ * projections' output is [b, s, q | k | v] for this rank's positions; queries, keys and values are then stored head by
+ * head, [b, heads, s, d]. */
 #include "ref/core/record.h"
 #include "ref/layers/attention/attention.h"
 
@@ -16,7 +16,7 @@ enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_COS, SAVED_SIN };
 
 /* --- views -------------------------------------------------------------------------------------------------------- */
 
-/* [b, s, heads, d] <-> [b, heads, s, d], as a view. */
+/* Views [b, s, heads, d] as [b, heads, s, d], or the reverse. */
 static ar_tensor swapped(const ar_tensor *t)
 {
     ar_tensor v = *t;
@@ -55,8 +55,8 @@ ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, int which, const ch
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Places of this rank's tokens in their rows, and table rows at their positions, [b * own, pairs]; empty if a token's
- * position is its place. */
+/* Positions of this rank's tokens in their rows, and rows of the table at these positions, [b * local positions,
+ * pairs]; empty if a token's position equals its index. */
 typedef struct rotation {
     ar_positions local_positions;
     ar_tensor cos, sin;
@@ -119,7 +119,7 @@ static ar_status rotate_turning(const ari_attention *m, ar_ctx *ctx, const ar_te
     return AR_OK;
 }
 
-/* The same of interleaved pairs, which are turned as halves. */
+/* Rotates interleaved pairs, which are rearranged as halves. */
 static ar_status rotate_pairs(const ari_attention *m, ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src,
                               const rotation *r, int direction)
 {
@@ -135,7 +135,7 @@ static ar_status rotate_pairs(const ari_attention *m, ar_ctx *ctx, const ar_tens
     return AR_OK;
 }
 
-/* [b, s, heads, d]. */
+/* Rotates [b, s, heads, d]. */
 static ar_status rotate(const ari_attention *m, ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src,
                         const rotation *r, int direction)
 {
@@ -162,7 +162,8 @@ static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *dst, const ar
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_ROPE, .input = {src}, .out = {&view});
 }
 
-/* This rank's part of the attention: its tensor-parallel rank's heads, or its share of them among inner neighbours. */
+/* Describes this rank's part of the attention: its tensor-parallel rank's heads, or its share of them among inner
+ * neighbours. */
 static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
 {
     const size_t n = (size_t)ar_comm_size(ctx->inner), i = (size_t)ar_comm_rank(ctx->inner);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention with the heads split over ranks. Where there are fewer KV heads than ranks, neighbouring ranks are copies
- * of one KV head, each with some of its query heads. */
+/* Attention with heads divided over ranks. With fewer KV heads than ranks, neighbouring ranks have copies of one KV
+ * head, each with some of its query heads. */
 #include <stdlib.h>
 
 #include "ref/core/tensor_private.h"
@@ -86,7 +86,7 @@ static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar
     return ari_batch_check(batch, m->o.rope.kind ? m->o.max_positions : SIZE_MAX);
 }
 
-/* All but the output layer. */
+/* Computes everything except the output layer. */
 static ar_status make_context(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, const ar_tensor *x,
                               const ar_batch *batch)
 {
@@ -138,7 +138,7 @@ static ar_status attention_backward(ar_module *base, ar_ctx *ctx, ar_saved *save
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ari_attend_backward(m, ctx, saved, &dqkv, &dcontext));
     ar_ctx_release(ctx, &dcontext);
-    /* q, k and v share one dX: the whole attention's, or c_attn's. */
+    /* q, k and v share one dX: the whole attention's, or c_attn's */
     AR_TRY(m->latent ? ari_latent_backward(m, ctx, saved, dx ? &din : NULL, &dqkv)
                      : ari_linear_backward(&m->qkv, ctx, saved, dx ? &din : NULL, &dqkv,
                                            m->o.fused ? m->qkv_name[0] : base->name, &prefetch));
@@ -178,7 +178,8 @@ static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->tp);
     const bool by_heads = ari_placed_by_features(m->split.first.output);
-    const size_t n = by_heads ? ranks : 1, inner = (size_t)ar_comm_size(ctx->inner); /* that share the heads */
+    const size_t n = by_heads ? ranks : 1, inner = (size_t)ar_comm_size(ctx->inner); /* number of ranks that divide
+                                                                                        the heads */
     const ar_attention_options *o = &m->o;
     if (o->heads == 0 || o->kv_heads == 0 || o->heads % o->kv_heads != 0)
         return ar_error_set(AR_ERR_ARG, "%s: %zu query heads cannot share %zu KV heads", m->base.name, o->heads,

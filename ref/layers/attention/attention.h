@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of the attention layer: the module, and what lies between its two linear layers. */
+/* Internals of the attention layer: the module, and the steps between its two linear layers. */
 #pragma once
 
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/linear/linear.h"
 
-/* Norms of queries and of keys. */
+/* Norms of queries and keys. */
 typedef struct ari_qk_norm {
     char name[2][ARI_PART_PATH];
     ar_param gain[2];
@@ -16,34 +16,36 @@ typedef struct ari_attention {
     ar_attention_options o;
     ar_branch_split split;
     char qkv_name[3][ARI_PART_PATH], out_name[ARI_PART_PATH];
-    ari_linear qkv, out;       /* qkv: of no latent attention */
+    ari_linear qkv, out;       /* the projections; qkv is not used by latent attention */
     struct ari_latent *latent; /* owned; NULL: no latent attention */
     ari_qk_norm norm;
     ar_param sinks;         /* [heads] if the options have sinks */
     size_t heads, kv_heads; /* of this tensor-parallel rank */
     size_t value_dim;       /* features of a value */
-    size_t group_full;      /* query heads of a KV head, wherever they are */
-    int copies, kv_copies;  /* tensor-parallel ranks that hold each query head, each KV head */
+    size_t group_full;      /* query heads per KV head, counted over all ranks */
+    int copies, kv_copies;  /* numbers of tensor-parallel ranks that hold each query head and each KV head */
     ar_comm *replicas;      /* ranks, among the tensor-parallel ranks and their inner neighbours, that work on this
                                rank's KV head but on none of its query heads; borrowed; NULL: none */
     ari_ring_transfers hops;
-    int32_t *largest; /* QK-Clip: [heads of the model], ari_key32 of the largest logit of this step; NULL: not asked */
+    int32_t *largest; /* QK-Clip: [heads of the model] ari_key32 of the largest logit in this step; NULL: not
+                         requested */
     uint32_t largest_step;
     float *clip;              /* clip factors of the local features of q | k | v, then of those of all heads */
     ari_dropout dropout;      /* of the probabilities */
     ar_buf cos, sin;          /* [positions, rotated pairs], computed for the longest sequence so far */
     size_t positions, length; /* length: ari_rope_length for which they were computed */
-    ar_device *device;        /* that owns the tables */
+    ar_device *device;        /* the device that owns the tables */
 } ari_attention;
 
 /** View of features [b, s, width]: every `every`-th head of d from `first_head` on, [b, s, heads, d]. */
 ar_tensor ari_heads_view(const ar_tensor *features, size_t first_head, size_t heads, size_t every, size_t d);
-/** Queries (which 0), keys or values in the projections' output, or their gradients: a view [b, s, heads, d]. */
+/** Returns queries (which 0), keys or values in the projections' output, or their gradients, as a view [b, s, heads,
+ *  d]. */
 ar_tensor ari_heads_of(const ari_attention *m, const ar_tensor *qkv, int which);
-/** A path of a part of the attention, below its own. */
+/** Returns the last part of a path inside the attention, relative to the attention's path. */
 const char *ari_leaf_of(const ari_attention *m, const char *path);
-/** Reports queries (which 0), keys or values [b, s, heads, d], however they lie in memory, as the features
- *  [b, s, heads * d] that they are, one head after the other. */
+/** Taps queries (which 0), keys or values [b, s, heads, d] of any strides as features [b, s, heads * d], one head after
+ *  the other. */
 AR_NODISCARD ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, int which, const char *part, char pass,
                                      const ar_tensor *t);
 /** Computes the heads' concatenated outputs [b, s, heads * d] from the projections' output [b, s, q | k | v], which it
@@ -65,10 +67,11 @@ size_t ari_latent_params(ari_attention *m, ar_param **out, size_t cap);
 /** Sets the factors by which QK-Clip multiplies the rows of the head-sharded layers, borrowed; does nothing without
  *  latent attention. */
 void ari_latent_clip(ari_attention *m, const float *queries, const float *keys);
-/** From the attention's input, placed as its layers take it, to q | k | v of this rank's heads, [b, s, ..]. */
+/** Computes q | k | v of this rank's heads, [b, s, ..], from the attention's input with the placement that its layers
+ *  need. */
 AR_NODISCARD ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *qkv,
                                           const ar_tensor *x);
-/** The way back; dx NULL: not wanted. Collective over the tensor-parallel ranks. */
+/** Computes the backward pass; dx NULL: not wanted. Collective over the tensor-parallel ranks. */
 AR_NODISCARD ar_status ari_latent_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dqkv);
 
@@ -76,7 +79,7 @@ AR_NODISCARD ar_status ari_latent_backward(ari_attention *m, ar_ctx *ctx, ar_sav
 
 /** Returns the memory for the largest logits of this step; *out NULL: not requested. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_qk_clip_track(int32_t **out, ari_attention *m, const ar_ctx *ctx);
-/** NULL: it is no attention. */
+/** Returns the module as an attention; NULL: another kind of module. */
 ari_attention *ari_attention_of(ar_module *m);
 
 /* --- norms of queries (which 0) and keys (1) (qk_norm.c) ---------------------------------------------------------- */

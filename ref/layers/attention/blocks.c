@@ -51,9 +51,9 @@ static ari_keys hull(const ari_score_blocks *b, size_t sample, size_t first_quer
     return merged;
 }
 
-/* Number of queries of a head from `first_query` on, in one run of positions, that fit a block with the keys that they
- * see; at most an eighth of all queries: a block also computes keys that its last query sees and its first one does
- * not. */
+/* Returns how many of a head's consecutive queries from `first_query` on fit in a block with the keys that they see.
+ * The number is at most an eighth of all queries, because a block also computes keys that its last query sees and its
+ * first one does not. */
 static size_t height_at(const ari_score_blocks *b, size_t sample, size_t first_query, ari_keys *keys)
 {
     const size_t run = b->order.rows.count[0], end = first_query < run ? run : b->rows;
@@ -93,7 +93,7 @@ static bool advance_block(const ari_score_blocks *b, ar_part *block_part)
     return true;
 }
 
-/* Keys of one place of a ring may be fewer in a block of as many. */
+/* Returns true if block a covers `covered`: with keys of one ring position a block may have fewer keys. */
 static bool covers(const ari_score_blocks *b, const ar_part *a, const ar_part *covered)
 {
     const bool keys =

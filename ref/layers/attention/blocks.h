@@ -11,7 +11,7 @@ typedef struct ari_keys {
     int32_t begin, end;
 } ari_keys;
 
-/* Queries at some positions of a sequence, and which keys they may see by order. */
+/* Queries at some positions of a sequence, and the keys that the causal order lets them see. */
 typedef struct ari_order {
     ar_positions rows;
     size_t seq; /* keys */
@@ -27,18 +27,18 @@ ari_keys ari_order_keys(const ari_order *o, size_t position);
  * several full matrices if they are small. */
 typedef struct ari_score_blocks {
     ari_order order;
-    const ari_keys *visible; /* borrowed: [samples, rows]; NULL: what the order lets them see */
+    const ari_keys *visible; /* borrowed [samples, rows]; NULL: the keys that the order allows */
     size_t samples, kv_heads, group;
     size_t rows;        /* of order.rows */
     size_t max_scores;  /* scores of a block */
-    bool full_matrices; /* blocks are whole matrices */
+    bool full_matrices; /* true if blocks are whole matrices */
     bool ring;
     bool thin; /* some are left out */
 } ari_score_blocks;
 
 enum { ARI_BLOCK_ROWS = 32 }; /* least number of rows of a block that is not a full matrix, if there are as many */
 
-/** ring: keys and values come from several ranks. */
+/** Divides scores into blocks. ring: keys and values come from several ranks. */
 ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *visible, size_t samples, size_t kv_heads,
                                      size_t group, size_t max_scores, bool ring);
 /** Sets *block_part to the block that follows it, or to the first one if it is zero. Returns false if there is none. */

@@ -32,12 +32,13 @@ ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t head
 /* All-to-all of some tensors between n neighbours. On one side a neighbour has its local positions and all heads of its
  * tensor-parallel rank, on the other (by heads) all positions and its share of the heads. */
 typedef struct exchange {
-    size_t n, rank;      /* neighbours, and which of them this is */
+    size_t n, rank;      /* number of neighbours, and this rank's index among them */
     const size_t *heads; /* of a tensor-parallel rank, for each tensor */
     int tensors;
-    bool together;           /* from its own heads to all: the c-th copy of a head sends it to the c-th of others' */
-    size_t *sent, *received; /* elements to and from each; owned */
-    ar_buf input, out;       /* packed neighbour by neighbour, tensor by tensor; of the step */
+    bool together;           /* true for an exchange from local heads to all: the c-th copy of a head sends it to the
+                                c-th copies of the others */
+    size_t *sent, *received; /* elements sent to and received from each neighbour; owned */
+    ar_buf input, out;       /* packed by neighbour and then by tensor; memory of the step */
 } exchange;
 
 static ar_status exchange_init(exchange *e, ar_ctx *ctx, const size_t *heads, int tensors, bool together)
@@ -72,7 +73,7 @@ static ar_tensor part_with(const exchange *e, const ar_tensor *x, int t, size_t 
     return ar_tensor_slice(&heads, 2, by_heads ? i * rows : 0, rows);
 }
 
-/* Adds up what goes to each neighbour, or comes from it, and takes memory for all of it. */
+/* Counts what goes to each neighbour, or comes from it, and allocates memory for all of it. */
 static ar_status count_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x, bool sends, size_t *counts,
                              ar_buf *packed)
 {
@@ -105,7 +106,7 @@ static ar_status copy_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x, 
     return AR_OK;
 }
 
-/* x's shape on the other side. */
+/* Replaces x's shape by that after the exchange. */
 static ar_status replace(const exchange *e, ar_ctx *ctx, ar_tensor *x, int t)
 {
     const size_t local_heads = ari_head_share_of(e->heads[t], e->n, e->rank).count;
@@ -162,7 +163,7 @@ ar_positions ari_ring_positions(const ar_ctx *ctx, size_t seq, int place)
     return ari_positions_ring((size_t)ar_comm_size(ctx->ring), ctx->layout.zigzag, seq, (size_t)place);
 }
 
-/* The place whose keys and values arrive in hop 1, 2, .. R - 1. */
+/* Returns the ring position whose keys and values arrive in hop 1, 2, .. R - 1. */
 static int arriving(const ar_ctx *ctx, int hop)
 {
     const int n = ar_comm_size(ctx->ring);

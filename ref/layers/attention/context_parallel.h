@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Context parallelism inside the attention: queries attend to the keys and values of all positions. Each of the N inner
- * neighbours at a place of the ring has some of its positions, with all heads of its tensor-parallel rank; an
- * all-to-all turns that into all positions of the place and some of the heads (Jacobs et al. 2023, arXiv:2309.14509).
- * Keys and values then travel round the ring of R places (Liu et al. 2023, arXiv:2310.01889). Tensors are contiguous
+ * neighbours at a position of the ring has some of that position's tokens, with all heads of its tensor-parallel rank.
+ * An all-to-all turns this into all of these tokens and some of the heads (Jacobs et al. 2023, arXiv:2309.14509). Keys
+ * and values then travel around the ring with R positions (Liu et al. 2023, arXiv:2310.01889). Tensors are contiguous
  * fp32, [b, heads, positions, d]. */
 #pragma once
 
@@ -14,14 +14,14 @@
 /* Heads [first_head, first_head + count) of a tensor-parallel rank, on which a neighbour works. */
 typedef struct ari_head_share {
     size_t first_head, count;
-    size_t copies; /* neighbours that follow each other and work on the same heads */
+    size_t copies; /* number of consecutive neighbours that compute the same heads */
 } ari_head_share;
 
 /** Returns the share of neighbour i of n: heads/n heads each, or if n is a multiple of heads, one head that n/heads
  *  neighbours share. One of the two divides the other. */
 ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i);
 
-/** Checks that the neighbours can share the heads of a tensor-parallel rank so. name: of the attention. Errors:
+/** Checks that the inner neighbours can divide the heads of a tensor-parallel rank. name: of the attention. Errors:
  *  AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t heads, size_t kv_heads);
 
@@ -43,8 +43,8 @@ ar_positions ari_ring_positions(const ar_ctx *ctx, size_t seq, int place);
 typedef struct ari_ring_transfers {
     char (*tag)[160];
 } ari_ring_transfers;
-/** Initialises the names. base: the attention's name. Also works without a ring. Release them with
- *  ari_ring_transfers_fini. Errors: AR_ERR_MEMORY. */
+/** Initialises the names of the transfers, also without a ring. base: the attention's name. The caller releases them
+ *  with ari_ring_transfers_fini. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ring_transfers_init(ari_ring_transfers *h, const ar_ctx *ctx, const char *base);
 void ari_ring_transfers_fini(ari_ring_transfers *h);
 

@@ -17,7 +17,7 @@
 #include "ref/numerics/scalar.h"
 #include "ref/placement/parallel_private.h"
 
-enum { SAVED_CORE = 16 }; /* besides what the owner saves itself */
+enum { SAVED_CORE = 16 }; /* key for this module's values, in addition to the owner's saved values */
 
 /* State that is the same for all blocks. */
 typedef struct pass {
@@ -31,7 +31,7 @@ typedef struct pass {
     ar_tensor row_max, most_sum; /* the rows' maximum and sum without sinks, if QK-Clip needs them and there are
                                     sinks */
     ari_score_blocks blocks;
-    size_t matrices, group, rows; /* b * kv_heads; query heads of a KV head; queries of a head */
+    size_t matrices, group, rows; /* matrices: b * kv_heads; group: query heads per KV head; rows: queries per head */
     size_t key_dim, value_dim;    /* features of queries and keys, of values */
 } pass;
 
@@ -149,7 +149,7 @@ static ar_status multiply_heads(const pass *p, const ar_tensor *y, const ar_oper
     return p->ctx->arith->round(p->ctx, y, s, &epilogue);
 }
 
-/* y = (the block's rows of a) (the block's keys of b)^T, both whole operands of d terms. */
+/* Computes y = (the block's rows of a) (the block's keys of b)^T; both operands are whole and have d columns. */
 static ar_status rows_by_keys(const pass *p, const ar_tensor *y, const ar_part *block_part, size_t d,
                               const ar_operand *a, const ar_operand *b)
 {
@@ -177,7 +177,7 @@ static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_par
     return AR_OK;
 }
 
-/* The keys that all queries see, added up: what one product of a head's scores multiplies. */
+/* Returns the number of visible keys summed over all queries: the size of one product for a head's scores. */
 static double pairs_of(const ari_order *o)
 {
     const size_t rows = ari_positions_count(&o->rows);
@@ -206,7 +206,7 @@ static void count_work(const pass *p, double n)
 
 /* --- dropout and taps --------------------------------------------------------------------------------------------- */
 
-/* y = drop(x), both a block's [matrices, rows, keys]; y may be x. */
+/* Computes y = dropout(x) for a block [matrices, rows, keys]; y may be x. */
 static ar_status drop_block(const pass *p, const ar_part *block_part, const ar_tensor *y, const ar_tensor *x)
 {
     const ari_core *c = p->c;
@@ -374,7 +374,7 @@ static ar_status new_row_sums(ari_core_saved *state, ar_ctx *ctx, const ari_core
     return ar_ctx_tensor(ctx, &state->sum, AR_F64, 1, &rows);
 }
 
-/* It is an object of the step on the host: saved as its address. */
+/* Saves a host object of the step by its address. */
 static ar_status push_kept(ar_saved *saved, const void *owner, ari_core_saved *state)
 {
     const ar_tensor t = {.dtype = AR_U8, .ndim = 1, .shape = {sizeof *state}, .stride = {1}, .data = {state}};
@@ -451,7 +451,8 @@ static void release_gradients(const pass *p, block_gradients *g)
     ar_ctx_release(p->ctx, &g->ds);
 }
 
-/* From what was kept. dot: the rows' sums of probabilities times their gradients; is_known: from an earlier time. */
+/* Computes a block's gradients from saved values. dot: for each row the sum of probabilities times their gradients;
+ * is_known: dot was computed before. */
 static ar_status gradients_of(const pass *p, block_gradients *g, const ar_part *block_part,
                               const backward_operands *operands, const ar_tensor *dot, bool is_known,
                               const ar_tensor *heard)
@@ -520,7 +521,7 @@ static ar_status all_measured(const pass *p, const backward_operands *operands)
     return p->ctx->arith->blocks_measured(p->ctx, operands->dv);
 }
 
-/* The sums, once all exponents are known; what is the only block is still there. */
+/* Adds the sums once all exponents are known; a single block is still in memory. */
 static ar_status add_blocks(const pass *p, const backward_operands *operands, const ar_tensor *dot, block_gradients *g,
                             size_t blocks)
 {
@@ -554,8 +555,8 @@ static ar_status sink_gradients(const pass *p, const ar_tensor *dot)
     return AR_OK;
 }
 
-/* D, dQ, and the exponents of dK and dV. Where a block has all terms of its keys' rows, their sums follow at once, else
- * when the last block has been measured. */
+/* Computes D, dQ, and the exponents of dK and dV. If a block contains all terms for its keys, its sums follow at once,
+ * otherwise after all blocks have been measured. */
 static ar_status go_back(const pass *p, const backward_operands *operands, const ar_tensor *dq, const ar_tensor *heard)
 {
     const bool at_once = p->blocks.full_matrices && !p->c->replicas;
@@ -583,7 +584,8 @@ static ar_status go_back(const pass *p, const backward_operands *operands, const
     return AR_OK;
 }
 
-/* A KV head's dK and dV are one contraction over (query heads of its group x queries), whichever ranks hold those. */
+/* Begins the contraction that computes a KV head's dK and dV over (query heads of its group x queries), whichever ranks
+ * hold them. */
 static ar_status begin_blocks(const pass *p, ar_blocks **out, const ar_tensor *b)
 {
     ar_comm *ring = p->ctx->ring;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Softmax attention itself: queries at some positions of every sequence, over the keys and values of all positions. */
+/* Softmax attention: queries at some positions of every sequence, over the keys and values of all positions. */
 #pragma once
 
 #include "ref/layers/attention/blocks.h"
@@ -10,9 +10,9 @@ typedef struct ari_core {
     const char *name;       /* the attention's path, for tags and taps */
     size_t heads, kv_heads; /* of this rank */
     size_t heads_full;      /* query heads of the model */
-    size_t head_start;      /* the model's number of the first one here */
-    size_t group_full;      /* query heads of a KV head, wherever they are worked on */
-    int copies;             /* tensor-parallel ranks that work on the same heads */
+    size_t head_start;      /* the model's number of the first head on this rank */
+    size_t group_full;      /* query heads per KV head, counted over all ranks */
+    int copies;             /* number of tensor-parallel ranks that compute the same heads */
     ar_comm *replicas;      /* ranks that work on the same KV head and other query heads; NULL: none */
     size_t seq;             /* keys, values */
     ar_positions rows;      /* of the queries, in their order */
@@ -49,14 +49,14 @@ typedef struct ari_core_saved {
     ari_keys *visible;                 /* [b, rows], in host memory: the keys that a query sees by order alone; NULL:
                                           no documents */
     ari_keys *visible_union;           /* [rows], in host memory: the keys that it sees in any sample; NULL: not read */
-    ar_tensor keys, padding, additive; /* the same on the device, and the masks; additive: of the rows here */
-    ar_tensor max, sum;                /* int32, f64 [b * heads * rows]: of the scores' rows */
+    ar_tensor keys, padding, additive; /* keys on the device, and the masks; additive: for this rank's rows */
+    ar_tensor max, sum;                /* maxima (int32) and sums (f64) of the scores' rows, [b * heads * rows] */
 } ari_core_saved;
 
 /** Creates an empty state with the masks of a batch. It lives until the end of the step or until ari_step_disown.
  *  Errors: AR_ERR_MEMORY, AR_ERR_SHAPE (a sequence too long to number), those of the device. */
 AR_NODISCARD ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_saved **out, const ar_batch *batch);
-/** The masks as the device's slots take them. */
+/** Returns the masks in the form of the device's slots. */
 ar_mask ari_core_mask(const ari_core *c, const ari_core_saved *state);
-/** Without documents. */
+/** Returns the order of positions, without documents. */
 ari_order ari_core_order(const ari_core *c);

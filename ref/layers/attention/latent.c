@@ -24,8 +24,9 @@ typedef struct latent_path {
 
 typedef struct ari_latent {
     char down_name[2][ARI_PART_PATH];
-    ari_linear down;      /* of queries, where they have a rank, and of keys: both take the input */
-    latent_path paths[2]; /* of queries without a rank the layer alone, which takes the input */
+    ari_linear down;      /* down-projections of queries, if they have a rank, and of keys; both use the input */
+    latent_path paths[2]; /* paths of queries and of keys; queries without a rank have only the layer, which uses the
+                             input */
 } ari_latent;
 
 static size_t key_width(const ari_attention *m)
@@ -85,8 +86,8 @@ static ar_status tap_up(const ari_attention *m, ar_ctx *ctx, int which, const ar
                           m->copies);
 }
 
-/* Views of q | k | v, or of their gradients: queries, keys without and with positions, values, [b, s, heads, d]; and of
- * what the keys' layer makes: keys without positions and values. */
+/* Views of q | k | v or of their gradients: queries, keys without and with positions, values, [b, s, heads, d]; and of
+ * the key layer's output: keys without positions, and values. */
 typedef struct latent_views {
     ar_tensor q, k, k_rope, v, up_k, up_v;
 } latent_views;
@@ -141,8 +142,8 @@ ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* y [b, s, d] = the sum over all heads of x [b, s, heads, d]: a contraction with ones, whichever ranks have the
- * heads. */
+/* Computes y [b, s, d] as the sum over all heads of x [b, s, heads, d], a contraction with ones, whichever ranks have
+ * the heads. */
 static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 {
     const size_t heads = x->shape[2], rows[3] = {x->shape[0], x->shape[1] * x->shape[3], heads};
@@ -179,7 +180,7 @@ static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_JOIN, .input = {x}, .out = {y});
 }
 
-/* Features [first_feature, first_feature + rank) of dlow from the gradient of what the path has made. */
+/* Computes features [first_feature, first_feature + rank) of dlow from the gradient of the path's output. */
 static ar_status descend(latent_path *p, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dlow, size_t first_feature,
                          const ar_tensor *dy)
 {
@@ -196,7 +197,7 @@ static ar_status descend(latent_path *p, ar_ctx *ctx, ar_saved *saved, const ar_
     return AR_OK;
 }
 
-/* Through the keys and values to what the whole matrices have made, whose other features are left. */
+/* Propagates through keys and values to the output of the replicated matrices; other features are left unchanged. */
 static ar_status keys_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dlow,
                                const ar_tensor *dqkv)
 {
@@ -307,7 +308,7 @@ static ar_status init_path(const ari_attention *m, latent_path *p, ar_ctx *ctx, 
     if (rank > 0) {
         s.split.input = ari_replicated;
         AR_TRY(ari_norm_gain_init(&p->gain, ctx, p->norm_name, rank, false));
-        p->gain.spread = false; /* every rank has all tokens' */
+        p->gain.spread = false; /* every rank has all tokens */
     }
     return ari_linear_init(&p->layer, ctx, &s);
 }

@@ -26,7 +26,7 @@ static void fill_sample(ari_keys *visible, const ari_core *c, const ar_batch *ba
     }
 }
 
-/* The keys that one query sees in any of n > 0 samples, `step` apart. */
+/* Returns the keys that a query sees in at least one of n > 0 samples, `step` apart. */
 static ari_keys seen_by_any(const ari_keys *visible, size_t n, size_t step)
 {
     ari_keys merged = visible[0];

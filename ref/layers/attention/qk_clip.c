@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* QK-Clip: queries and keys of a KV head, one of whose logits was above a bound in this step, are scaled by as much as
- * brings that logit down to it. A logit is an integer of the softmax, whose maximum no order changes. */
+/* QK-Clip: if a logit exceeds a bound in this step, the queries and keys of its KV head are scaled so that the logit
+ * equals the bound. A logit is an integer of the softmax, whose maximum does not depend on the order. */
 #include <math.h>
 
 #include "ref/core/tensor_private.h"

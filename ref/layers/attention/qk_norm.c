@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RMSNorms of queries and of keys, between their projections and the rotation. Each rank has all features of a head, so
- * nothing moves; the heads share the gain, whose gradient is a sum over heads and tokens. A norm over all heads first
- * gathers those of the other ranks, as in Hugging Face's own tensor-parallel plan. */
+/* RMSNorms of queries and keys between their projections and the rotation. Each rank has all features of its heads, so
+ * nothing is communicated. The heads share the gain, whose gradient is a sum over heads and tokens. A norm over all
+ * heads first gathers the other ranks' heads, as in Hugging Face's tensor-parallel plan. */
 #include "anyrank/module.h"
 #include "ref/layers/attention/attention.h"
 
-enum { SAVED_NORM = 8, OF_EACH = 3 }; /* of queries, then of keys: what is normalised, means, deviations */
+enum {
+    SAVED_NORM = 8,
+    OF_EACH = 3
+}; /* keys of saved values, first for queries and then for keys: the normalised value, means, deviations */
 
 typedef struct normed {
     ari_qk_norm *norm;
     int which;                    /* 0: queries, 1: keys */
-    size_t heads, total_heads, d; /* of this rank; of the model */
-    int copies;                   /* neighbouring ranks that have the same heads */
-    bool cut;                     /* the ranks have different heads */
+    size_t heads, total_heads, d; /* number of heads on this rank and in the model */
+    int copies;                   /* number of neighbouring ranks with the same heads */
+    bool cut;                     /* true if ranks have different heads */
 } normed;
 
 static normed normed_of(ari_attention *m, const ar_ctx *ctx, int which)
@@ -64,7 +67,7 @@ size_t ari_qk_norm_params(ari_attention *m, ar_param **out, size_t cap)
 
 /* --- all heads of a token ----------------------------------------------------------------------------------------- */
 
-/* [b, s, heads, d], contiguous, as rows of `heads` heads. */
+/* Views [b, s, heads, d], contiguous, as rows of `heads` heads. */
 static ar_tensor as_features(const ar_tensor *t)
 {
     const size_t width = t->shape[2] * t->shape[3];
@@ -84,7 +87,7 @@ ar_tensor ari_heads_view(const ar_tensor *features, size_t first_head, size_t he
                        .data = ar_buf_at(features->data, first_head * d * ar_dtype_bytes(features->dtype))};
 }
 
-/* own [b, s, heads, d], contiguous. */
+/* Copies this rank's [b, s, heads, d] to contiguous memory. */
 static ar_status pack_heads(const normed *n, ar_ctx *ctx, ar_tensor *packed, const ar_tensor *local)
 {
     const size_t shape[4] = {local->shape[0], local->shape[1], n->heads, n->d};
@@ -92,7 +95,7 @@ static ar_status pack_heads(const normed *n, ar_ctx *ctx, ar_tensor *packed, con
     return ARI_KERNEL(ctx, copy_strided, packed, local);
 }
 
-/* all [b, s, all heads * d] of every rank's own [b, s, heads, d], of which each copy has the same. Fresh. */
+/* Gathers a new tensor [b, s, all heads * d] from every rank's [b, s, heads, d]; copies on several ranks are equal. */
 static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *full, const ar_tensor *local)
 {
     const ari_features width = {1, {n->heads * n->d * (size_t)ar_comm_size(ctx->tp)}};
@@ -115,14 +118,14 @@ static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *full, const 
     return AR_OK;
 }
 
-/* This rank's heads of it. */
+/* Returns this rank's heads of the full tensor. */
 static ar_tensor own_heads(const normed *n, const ar_ctx *ctx, const ar_tensor *full)
 {
     const size_t first_head = n->cut ? (size_t)(ar_comm_rank(ctx->tp) / n->copies) * n->heads : 0;
     return ari_heads_view(full, first_head, n->heads, 1, n->d);
 }
 
-/* This rank's heads are taken out of what every rank has. */
+/* Records that this rank's heads are taken out of the full tensor. */
 static ar_status note_own(const ari_attention *m, ar_ctx *ctx, int which, const ar_tensor *full, const ar_tensor *local)
 {
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = m->norm.name[which], .input = {full}, .out = {local},
