@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* anyrank causes: the causes that explanations name, in short, one in full, and as JSON. The Python package has
- * them. */
+/* anyrank causes: lists the causes that explanations name, describes one in full, or prints them as JSON. They are
+ * defined in the Python package. */
 #include <string.h>
 
 #include "cli/options/args.h"
@@ -27,7 +27,7 @@ static const char *field(const json_t *row, const char *key)
     return text ? text : "";
 }
 
-/* Each cause by its first sentence. */
+/* Prints each cause with its first sentence. */
 static ar_status print_all(FILE *out, const json_t *rows)
 {
     static const ari_column columns[] = {{"cause", ARI_LEFT}, {"what happened", ARI_LEFT}};

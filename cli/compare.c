@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* anyrank compare: the Python package runs and compares the user's training scripts. This program has the table of
- * options, from which the help, the manual page and the completions come, and hands over to the package. */
+ * options, from which the help, the manual page and the completions come, and then starts the package. */
 #include <errno.h>
 #include <float.h>
 #include <limits.h>
@@ -16,7 +16,7 @@
 /* The package reads the words again. Here they are only checked. */
 typedef struct compare_values {
     ari_common common;
-    const char *script; /* a mistake: it stands before the -- */
+    const char *script; /* a mistake: the script must come after -- */
     const char *ranks, *commit, *reference, *out, *html, *spec;
     ari_strings arguments, python, only, ignore, map;
     int steps, first_step;
@@ -59,7 +59,7 @@ static const ari_option options[] = {
     {0},
 };
 
-/* For completions, and for an error that says where the script has to stand. */
+/* Used for completions, and for an error that says where the script belongs. */
 static const ari_positional positionals[] = {
     ARI_POSITIONAL("SCRIPT", FILE, script, "the training script, after --"),
     {0},
@@ -81,7 +81,7 @@ static ar_status run_compare(void *values, int *exit_code)
                                               "program; install the wheel (docs/guide/python.md)");
     char *chosen = getenv("ANYRANK_PYTHON");
     char *python = chosen != NULL && chosen[0] != '\0' ? chosen : default_python;
-    char *const *given = v->common.argv + 1; /* the program's own: it ends with NULL */
+    char *const *given = v->common.argv + 1; /* the process's arguments, which end with NULL */
     size_t n = 0;
     while (given[n] != NULL)
         n++;

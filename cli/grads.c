@@ -23,11 +23,11 @@
 
 typedef struct grads_values {
     ari_common common;
-    ar_grads_options o; /* but for the run */
+    ar_grads_options o; /* all options except the run */
     ari_run_values r;
     ari_watch_values watch;
     int sensitivity_of;  /* -1: not given */
-    const char *against; /* device; NULL: not given */
+    const char *against; /* device to compare with; NULL: not given */
 } grads_values;
 
 #define ARI_VALUES grads_values
@@ -143,12 +143,12 @@ static ar_status check_values(const grads_values *v)
 
 /* --- the same on another device ----------------------------------------------------------------------------------- */
 
-enum { OTHER, REFERENCE, RUNS }; /* the run on --device; the one on --against's */
+enum { OTHER, REFERENCE, RUNS }; /* the run on --device, and the run on the device of --against */
 
 typedef struct comparison {
     const char *name[RUNS]; /* of the devices */
     ar_device_choice device[RUNS];
-    char folder[500];     /* that the dumps are in */
+    char folder[500];     /* folder of the dumps */
     char dump[RUNS][600]; /* "FOLDER/cuda" */
     bool temporary;       /* the folder is not named by the user */
     ar_grads_result reference;
@@ -192,7 +192,7 @@ static ar_status check_against(comparison *c, const grads_values *v)
     if (v->o.stacked && v->r.run.numerics == AR_NUMERICS_NATIVE)
         return ar_error_set(AR_ERR_ARG, "--against allows each tensor of native numerics a difference, which is not "
                                         "known of --stacked ones: leave --stacked out");
-    AR_TRY(ar_device_create(&device, &c->device[REFERENCE], 1)); /* one that is not there is refused before any work */
+    AR_TRY(ar_device_create(&device, &c->device[REFERENCE], 1)); /* a missing device is refused before any work */
     ar_device_destroy(device);
     return AR_OK;
 }
@@ -225,7 +225,7 @@ static ar_status comparison_begin(comparison *c, const grads_values *v)
     return AR_OK;
 }
 
-/* After the run of `base_options` on --device. */
+/* Compares, after the run of `base_options` on --device. */
 static ar_status compare(comparison *c, const ar_grads_options *base_options, const ari_common *common)
 {
     const bool native = base_options->run.numerics == AR_NUMERICS_NATIVE;
@@ -246,7 +246,7 @@ static ar_status compare(comparison *c, const ar_grads_options *base_options, co
                                               .progress = base_options->progress,
                                               .progress_user = base_options->progress_user};
     AR_TRY(ar_verify(&c->report, &verify_options));
-    c->report->exact_numerics = !native; /* which files of outputs and gradients do not say */
+    c->report->exact_numerics = !native; /* files of outputs and gradients do not record the numerics */
     c->differ = !c->report->same || c->report->unjudged > 0;
     c->keeps_files = c->differ && (!common->quiet || common->json);
     json_auto_t *report = ari_verify_report_json(c->report);
@@ -381,7 +381,7 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
     AR_TRY(st);
     AR_TRY(ari_watch_write(watch, v->r.run.model ? v->r.run.model : v->o.block, &o.run.parallel, r.batch));
     if (c->temporary && !c->keeps_files)
-        memset(r.file, 0, sizeof r.file); /* files that go with the folder */
+        memset(r.file, 0, sizeof r.file); /* files removed together with the folder */
     if (ari_prints_text(&v->common))
         AR_TRY(print_result(&r, v, &o.run, watch, c));
     return ari_json_end(as_json(&r, v, &o.run, watch, c), &v->common);

@@ -41,7 +41,7 @@ static void look(accelerators *a)
 static void add_gpu_row(ari_table *table, const ar_gpu_info *g, int index)
 {
     ari_table_cell(table, "GPU %d", index);
-    if (g->memory == 0) /* it does not answer, and its name says why */
+    if (g->memory == 0) /* the GPU does not respond, and its name says why */
         ari_table_cell(table, "%s", g->name);
     else
         ari_table_cell(table, "%s, compute capability %d.%d, %d multiprocessors, %.1f GiB", g->name, g->major, g->minor,

@@ -138,7 +138,7 @@ int main(int argc, char **argv)
     ari_memory_return_large();
     /* A reader that closes early (`| head`) ends the command quietly, even if the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
-    signal(SIGXFSZ, SIG_IGN); /* a file that grows past `ulimit -f` is an error with a name, as on a full disk */
+    signal(SIGXFSZ, SIG_IGN); /* exceeding `ulimit -f` becomes an error with a message, like a full disk */
     command_line command = {argc, argv, ARI_EXIT_MACHINE};
     pthread_t thread;
     if (ari_thread_create(&thread, whole_command, &command) == 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots of sums over rows: row by row, all rows into one, and to the rows that a list names. */
+/* Slots for sums over rows: row by row, all rows into one, and into rows selected by a list. */
 #include "gpu/sums.h"
 #include "gpu/vectors.h"
 #include "ref/core/tensor_private.h"

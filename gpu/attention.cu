@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rotary positions, and attention's softmax with its gradient, a block a row: what ref/cpu/rope.c and
- * ref/cpu/softmax.c do. */
+/* Rotary positions, and attention's softmax with its gradient, with one block per row, as in ref/cpu/rope.c and
+ * ref/cpu/softmax.c. */
 #include <math.h>
 
 #include "gpu/vectors.h"
@@ -39,7 +39,7 @@ ARI_FOR_DTYPES(rope, y, (y, x, cos, sin, direction), const ar_tensor *y, const a
     const size_t positions = x->shape[1], heads = x->shape[2], half = x->shape[3] / 2;
     const ari_divisor by_half = ari_divisor_of(half);
     const float *cosines = dev<float>(cos), *sines = dev<float>(sin);
-    const uint32_t flip = direction < 0 ? 0x80000000u : 0; /* the sign bit that makes sin -sin */
+    const uint32_t flip = direction < 0 ? 0x80000000u : 0; /* the sign bit turns sin into -sin */
     return launch_blocks(d, q, x->shape[0] * positions, heads * half, [=] ARI_ON_GPU(const block &b) {
         size_t position = b.index;
         ari_divide(&all_to.divisor[1], &position);
@@ -99,7 +99,7 @@ ARI_ON_GPU void each_column(const block &thread_block, const ari_score_row &r, s
     });
 }
 
-/* The largest key of the scores that the row sees; `input`: the block's row. */
+/* Returns the largest key of the visible scores in a row; `input`: the block's row. */
 ARI_ON_GPU inline int32_t largest_score(const block &thread_block, const ari_score_row &r, const float *input,
                                         bool wide, float scale)
 {
@@ -138,7 +138,7 @@ ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf score
             auto zero = [&](auto lanes, size_t key) { write_vector(row + key, vector<float, lanes>{}); };
             if (!known)
                 team.each(1, [&](size_t) { tops[r.row_index] = top; });
-            if (top == INT32_MIN || top == INT32_MAX) { /* no visible key; a visible score that is not finite */
+            if (top == INT32_MIN || top == INT32_MAX) { /* no visible key, or a visible score that is not finite */
                 team.each(keys, [&](size_t key) { row[key] = top == INT32_MAX && sees(r, key) ? ari_nan32() : 0.0f; });
                 return;
             }

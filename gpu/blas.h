@@ -10,8 +10,8 @@
 namespace ARI_GPU
 {
 
-/* The machine model of blas_int8: of the library and the GPU. On the host, numbers so small that small results meet
- * several tiles in both dimensions. */
+/* Returns the machine model for blas_int8, of the library and the GPU. The host's numbers are so small that even small
+ * results have several tiles in both dimensions. */
 ari_tile_machine blas_machine(ar_device *d);
 
 struct blas_shape {

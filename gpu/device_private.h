@@ -7,7 +7,7 @@
 
 AR_BEGIN_DECLS
 
-/** Reads "cpu", "cuda" (AR_GPU_EACH), "cuda:1", "emulated". Errors: AR_ERR_ARG, naming what would be right. */
+/** Parses "cpu", "cuda" (AR_GPU_EACH), "cuda:1", "emulated". Errors: AR_ERR_ARG, naming the valid forms. */
 AR_NODISCARD ar_status ari_device_choice_parse(ar_device_choice *c, const char *text);
 /** Creates the CUDA device on one GPU, which any number of ranks may share, each with its own device and streams. Its
  *  exact products use int8 digits, 16 or 10 products depending on the number of terms, or as the environment variable
@@ -27,11 +27,11 @@ AR_NODISCARD ar_status ari_device_emulated_create(ar_device **result);
 /** Describes CUDA in this build and on this machine: versions and libraries, or why CUDA is missing. Truncates to
  *  size. */
 void ari_gpu_describe(char *text, size_t size);
-/** The GPU of ranks that share one: c->index; 0 for AR_GPU_EACH. */
+/** Returns the GPU for ranks that share one: c->index; 0 for AR_GPU_EACH. */
 int ari_gpu_index(const ar_device_choice *c);
 /** Returns the number of GPUs; 0 without a GPU or without CUDA. */
 int ari_gpu_count(void);
-/** Creates no context on the GPU. Errors: AR_ERR_ARG (no such GPU), AR_ERR_UNSUPPORTED. */
+/** Gets information without creating a context on the GPU. Errors: AR_ERR_ARG (no such GPU), AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_gpu_info_get(ar_gpu_info *out, int index);
 
 AR_END_DECLS

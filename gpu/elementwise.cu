@@ -67,12 +67,12 @@ ARI_FOR_DTYPES(bias_act, y, (y, bias, act, z), const ar_tensor *y, ar_cbuf bias,
             sum = vector_of<N>([&](size_t k) { return stored<T>(ari_add32(load(sum.lane[k]), offset.lane[k])); });
             write_vector(sums + i, sum);
         }
-        if (values) /* of y as it is stored */
+        if (values) /* values of y as stored */
             write_stored<N>(values + i, [&](size_t k) { return ari_act32(act, load(sum.lane[k])); });
     });
 }
 
-/* dbias adds dx as it is stored. */
+/* dbias adds dx as stored. */
 ARI_FOR_DTYPES(act_backward, dx, (dx, dy, x, act, dbias), const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                ar_activation act, const ar_row_sum *dbias)
 {
@@ -182,9 +182,9 @@ template <class T> struct dropout_block {
     T *y, *sum; /* NULL: not written */
     const T *x, *residual;
     size_t cols;
-    bool wide; /* all rows begin with a block, and end with one */
+    bool wide; /* true if all rows begin and end at a block's boundary */
     ari_divisor blocks, shape[AR_MAX_DIMS];
-    ar_dropout which; /* its strides moved to the dimensions of shape */
+    ar_dropout which; /* its strides, assigned to the dimensions of shape */
     ARI_ON_GPU void operator()(size_t i) const
     {
         const size_t row = ari_divide(&blocks, &i);

@@ -15,7 +15,7 @@ struct result {
     size_t m, n;
 };
 
-/* Integers out. */
+/* Output of integers. */
 struct integers_out {
     int64_t *s; /* [.., m, n, limbs] */
     size_t limbs;
@@ -63,7 +63,7 @@ struct integers_out {
 /* Writes rounded values, with bias and activation if FINISH is set. */
 template <bool FINISH> struct values_out {
     view<float> y, z;     /* z: pre-activation, unless act is AR_ACT_NONE */
-    const int32_t *e, *f; /* [.., m], [.., n] */
+    const int32_t *e, *f; /* exponents [.., m] and [.., n] */
     const float *bias;    /* [n]; NULL: none */
     ar_activation act;
 
@@ -124,16 +124,16 @@ template <bool FINISH> struct values_out {
     }
 };
 
-/* Rounded values into an accumulator of one matrix, to which every matrix of the batch adds. */
+/* Adds rounded values to an accumulator of one matrix, to which every matrix of the batch contributes. */
 struct accumulator_state {
     uint8_t top;
     int64_t high, low;
 };
 struct accumulator_out {
-    uint8_t *tops; /* [m, n], and the two others */
+    uint8_t *tops; /* [m, n], as are the other two */
     int64_t *highs, *lows;
     const int32_t *of_row, *of_col; /* exponents, [.., m] and [.., n] */
-    bool narrow;                    /* of its slices */
+    bool narrow;                    /* true if its slices are narrow */
 
     ARI_ON_GPU accumulator_state load(const result &x, size_t row, size_t col) const
     {

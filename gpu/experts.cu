@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Experts: the choice of them, rows that go to them and come back: what ref/cpu/experts.c does. */
+/* Experts: choosing them, and moving rows to them and back, as in ref/cpu/experts.c. */
 #include "gpu/vectors.h"
 #include "ref/core/tensor_private.h"
 
@@ -37,7 +37,8 @@ template <class T> ARI_ON_GPU float score_of(const T *x, const float *bias, size
     return ari_route_score(ari_sigmoid32(load(x[i])), bias[i]);
 }
 
-/* The sum of the two largest scores of the group that begins with expert `first_expert`; of a softmax the largest. */
+/* Returns the sum of the two largest scores in the group that begins with expert `first_expert`; for a softmax router,
+ * the largest score. */
 template <class T> ARI_ON_GPU float group_score(const T *x, const float *bias, size_t first_expert, size_t group_size)
 {
     float largest = score_of(x, bias, first_expert), second = -INFINITY;

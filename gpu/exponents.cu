@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponents of rows and columns (numerics.md, "Contraction", steps 0 and 1). A group is a line of a matrix; parts
- * of it are looked at by different blocks, whose maxima meet in one integer maximum. */
+/* Exponents of rows and columns (numerics.md, "Contraction", steps 0 and 1). A group is a row or column of a matrix.
+ * Different blocks process parts of it, and combine their maxima by an integer maximum. */
 #include "gpu/vectors.h"
 #include "ref/core/tensor_private.h"
 #include "ref/numerics/integer_sum.h"
@@ -12,8 +12,8 @@ namespace
 
 const size_t PART = 8192;   /* elements of a group that a block reads if they are contiguous */
 const size_t GROUPS = 32;   /* groups that a block reads if they are contiguous: 128 bytes */
-const size_t SPLIT = 8;     /* runs of elements of each such group */
-const size_t STRETCH = 256; /* elements of each such group */
+const size_t SPLIT = 8;     /* number of runs of elements in such a group */
+const size_t STRETCH = 256; /* number of elements in such a group */
 
 /* Groups are the rows of x; e [matrices, rows]. */
 template <class T> struct groups {
@@ -58,7 +58,7 @@ template <class T> struct groups {
     }
 };
 
-/* A block looks at one part of one group: the elements of a group lie side by side. */
+/* A block processes part of one group, whose elements are contiguous. */
 template <class T> ar_status along_lines(ar_device *d, ar_queue *q, const groups<T> &g)
 {
     const size_t rows = g.x.shape[2], cols = g.x.shape[3], parts = ceil_div(cols, PART);
@@ -80,7 +80,7 @@ template <class T> ar_status along_lines(ar_device *d, ar_queue *q, const groups
     });
 }
 
-/* One stretch of GROUPS groups: elements of different groups lie side by side. */
+/* A block processes a stretch of GROUPS groups; elements of different groups are adjacent. */
 template <class T> ar_status across_lines(ar_device *d, ar_queue *q, const groups<T> &g)
 {
     const size_t rows = g.x.shape[2], cols = g.x.shape[3];

@@ -11,7 +11,7 @@ namespace ARI_GPU
 namespace
 {
 
-const size_t CHUNK = 1024; /* columns that a block of threads puts together */
+const size_t CHUNK = 1024; /* columns that a block of threads combines */
 
 /* Refuses operands that do not belong together. */
 ar_status check_pair(const packed &a, const packed &b, const char *label)
@@ -31,16 +31,16 @@ size_t smaller(size_t a, size_t b)
 
 /* Part of a result that is combined at once: full matrices, or rows and columns of some. */
 struct tile {
-    size_t matrix, matrices, row, rows, col, cols; /* cols: those that the products have, with padding */
+    size_t matrix, matrices, row, rows, col, cols; /* cols: columns of the products, including padding */
 
-    /* int32 of a plane, whose rows lie side by side. */
+    /* Returns the int32 words of a plane, whose rows are contiguous. */
     size_t words() const
     {
         return matrices * rows * cols;
     }
 };
 
-/* The product's size, as gpu/tiles/plan.h asks for it. */
+/* Returns the product's size in the form that gpu/tiles/plan.h needs. */
 ari_tile_work work_of(const packed &a, const packed &b, bool one_result)
 {
     ari_tile_work w = {a.batch, a.rows, b.all_rows, a.width, a.blocks, 0, 0, a.ten, one_result};
@@ -50,7 +50,7 @@ ari_tile_work work_of(const packed &a, const packed &b, bool one_result)
     return w;
 }
 
-/* Bytes of the planes of a tile of this size. */
+/* Computes the bytes of the planes for a tile of this size. */
 ar_status bytes_of_planes(size_t *bytes, const ari_tile_work &w, const ari_tiling &t)
 {
     AR_TRY(ari_mul_size(bytes, w.planes * w.blocks * sizeof(int32_t), t.matrices));
@@ -58,7 +58,7 @@ ar_status bytes_of_planes(size_t *bytes, const ari_tile_work &w, const ari_tilin
     return ari_mul_size(bytes, *bytes, t.cols);
 }
 
-/* One run of products: `shape.batch` of them, each a distance further in all three. */
+/* One run of products: `shape.batch` products at constant distances in all three operands. */
 struct distance {
     size_t left_bytes, right_bytes, plane; /* bytes, bytes, int32 */
 };
@@ -88,7 +88,7 @@ struct products {
         return int8_product(d, q, shape, c, l, r);
     }
 
-    /* together: all products of a matrix by one call, else one product of all matrices. */
+    /* together: one call for all products of a matrix; otherwise one product of all matrices. */
     ar_status run(ar_device *d, ar_queue *q, bool together) const
     {
         const timed_part timed(d, q, "int8 products");
@@ -101,23 +101,24 @@ struct products {
     }
 };
 
-/* A tile and its result, as a pass over the tile's planes needs them. */
+/* A tile and its result, as needed by a pass over the tile's planes. */
 struct extents : result {
     tile t;
-    size_t cols; /* of the tile that the result has */
+    size_t cols; /* columns of the tile that belong to the result */
 };
 
-/* A block of threads takes a chunk of one line of a tile, each thread four columns at a time. */
+/* A block of threads processes a chunk of one line of a tile; each thread processes four columns at a time. */
 struct chunk {
     uint32_t line;
-    size_t first_col, fours; /* the first column; the last four may end after the line */
+    size_t first_col, fours; /* the first column, and the number of groups of four; the last group may extend past
+                                the line */
 };
 
 /* Calls kernel(b, chunk) for every chunk of columns of the lines. */
 template <class F> struct chunks_of {
     F kernel;
     size_t cols;
-    uint32_t count; /* of a line; planes hold fewer than 2^32 lines */
+    uint32_t count; /* chunks in a line; planes have fewer than 2^32 lines */
 
     ARI_ON_GPU void operator()(const block &b) const
     {
@@ -134,7 +135,7 @@ template <class F> ar_status launch_chunks(ar_device *d, ar_queue *q, size_t lin
                          chunks_of<F>{kernel, cols, static_cast<uint32_t>(count)});
 }
 
-/* Combines the sums of a tile's planes element by element, as the slots define it, and gives each to OUT with its
+/* Combines the sums of a tile's planes element by element, as the slots define it, and passes each to OUT with its
  * matrix, row and column. */
 template <class OUT> struct give_to {
     static const bool ONE_RESULT = false;
@@ -157,8 +158,8 @@ template <class OUT> struct give_to {
     }
 };
 
-/* Rounded values into an accumulator: one element of it takes its values from all matrices of the tile, and a tile has
- * all matrices, so that its state is read and written once, unless the planes of one part of them all are too large. */
+/* Adds rounded values to an accumulator. An element receives values from all matrices of the tile, and a tile contains
+ * all matrices unless their planes would be too large, so that the element's state is read and written once. */
 struct accumulate {
     static const bool ONE_RESULT = true;
     accumulator_out out;
@@ -182,7 +183,7 @@ struct accumulate {
     }
 };
 
-/* Runs one tile: products, then the pass. */
+/* Runs one tile: the products, then the pass. */
 template <class PASS> ar_status run_tile(ar_device *d, ar_queue *q, const products &p, bool together, const PASS &pass)
 {
     const packed &a = p.a, &b = p.b;
@@ -195,7 +196,7 @@ template <class PASS> ar_status run_tile(ar_device *d, ar_queue *q, const produc
     return pass.run(d, q, tile_sums<false>{words, t.words(), t.cols, a.blocks}, x);
 }
 
-/* One part of the rows, tile by tile. */
+/* Processes one part of the rows, tile by tile. */
 template <class PASS>
 ar_status run_part(ar_device *d, ar_queue *q, const packed &a, const packed &b, const ari_tile_part &p,
                    const ari_tile_machine &machine, const PASS &pass)
@@ -294,7 +295,7 @@ ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t low, b
     return runs ? AR_OK : for_each_tile(d, q, a, b, accumulate{accumulator});
 }
 
-/* A block rounds a chunk of a row of the matrix of n columns whose elements [start, start + count) are given. */
+/* A block rounds a chunk of a matrix row with n columns; elements [start, start + count) of the matrix are given. */
 ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count, size_t n,
                     ar_cbuf e, ar_cbuf f)
 {

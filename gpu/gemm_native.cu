@@ -53,7 +53,7 @@ bool lies_ready(operand *o, const ar_tensor *t)
     return lies_in_lines(&o->ld, v.shape[3], v.shape[2], v.stride[3], v.stride[2]);
 }
 
-/* True if the matrices of a batch have one stride; gives it. */
+/* Returns true if the matrices of a batch have a constant stride; *step: the stride. */
 bool one_step(size_t *step, const operand &o)
 {
     *step = o.batch[1] > 1 ? o.step[1] : o.step[0];
@@ -77,8 +77,8 @@ ar_status copy_of(ar_device *d, ar_queue *q, ar_tensor *out, scratch *memory, co
     return with_values ? copy_strided(d, q, out, t) : AR_OK;
 }
 
-/* fp32 words that hold bf16 numbers as bf16, which is their upper halves: contiguous matrices in memory order, the
- * dimension whose elements lie side by side stays the last. */
+/* Converts fp32 words that represent bf16 numbers to bf16, their upper halves: contiguous matrices in memory order; the
+ * dimension with adjacent elements remains the last. */
 ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *memory, const ar_tensor *t)
 {
     const ar_tensor flipped = ari_tensor_transposed(t);
@@ -100,7 +100,7 @@ ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *memory, const
     });
 }
 
-/* Operand a or b in a form that the library takes. */
+/* Converts operand a or b to a form that the library supports. */
 ar_status bring(ar_device *d, ar_queue *q, operand *o, scratch *memory, const ar_tensor *t, ar_precision operands)
 {
     ar_tensor copied;
@@ -120,7 +120,7 @@ blas_matrix matrices_of(const operand &o, size_t first_matrix, size_t step, size
     return {ar_buf_at(o.data, o.matrix(first_matrix) * bytes), o.ld, step, o.transposed};
 }
 
-/* c (+)= a b^T, of s.batch matrices: as many of them in one call as lie evenly in every operand. */
+/* Computes c (+)= a b^T for s.batch matrices, with as many matrices per call as are evenly spaced in every operand. */
 ar_status multiply(ar_device *d, ar_queue *q, blas_shape s, const operand &c, const operand &a, const operand &b,
                    bool add, ar_precision operands, ar_dtype result)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Int8 products that the library does not do. cuBLAS has refused some by their shape (CUBLAS_STATUS_NOT_SUPPORTED of
- * few rows, on some GPUs and versions), and documents no list of them. */
+/* Int8 products that the library does not support. cuBLAS has refused some shapes (CUBLAS_STATUS_NOT_SUPPORTED for few
+ * rows, on some GPUs and versions), and does not document them. */
 #include "gpu/blas.h"
 #include "gpu/kernels.h"
 #include "gpu/report/refused.h"
@@ -10,8 +10,8 @@ namespace ARI_GPU
 namespace
 {
 
-const size_t SIDE = 32;         /* rows and columns of a tile, and words of four terms that are looked at at once */
-const size_t PADDED = SIDE + 1; /* of their rows in shared memory: columns in different banks */
+const size_t SIDE = 32;         /* rows and columns of a tile, and words of four terms processed at once */
+const size_t PADDED = SIDE + 1; /* row length in shared memory, so that columns are in different banks */
 
 struct words {
     const uint32_t *data;
@@ -28,11 +28,11 @@ words words_of(const blas_matrix &m, size_t rows)
     return {dev<uint32_t>(ar_const(m.data)), rows, m.ld / 4, m.step / 4};
 }
 
-/* A block makes a tile of one matrix of c. */
+/* A block computes a tile of one matrix of c. */
 struct multiply_tile {
     words a, b;
     int32_t *c;
-    size_t c_ld, c_step, k; /* k: words */
+    size_t c_ld, c_step, k; /* k: in words */
 
     ARI_ON_GPU void operator()(const block &thread_block) const
     {

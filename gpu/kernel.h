@@ -34,8 +34,8 @@
 
 #include <stddef.h>
 
-/* N elements side by side, 16 bytes at most: load_whole<N>(p) and store_whole(p, x) move them at once, where their
- * bytes divide p. */
+/* N adjacent elements, at most 16 bytes: load_whole<N>(p) and store_whole(p, x) move them at once; p must be a multiple
+ * of their size. */
 template <class T, size_t N> struct alignas(N * sizeof(T)) ari_lanes {
     T lane[N];
 };

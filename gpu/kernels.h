@@ -23,7 +23,7 @@ template <class F> struct pointed<F *> {
 AR_DEVICE_SLOTS(ARI_DECLARE_SLOT)
 #undef ARI_DECLARE_SLOT
 
-/* Every slot filled. */
+/* Returns the table with every slot set. */
 inline ar_device_ops table_of(const char *name)
 {
     ar_device_ops o = {};
@@ -39,7 +39,7 @@ inline ar_device_ops table_of(const char *name)
 /* The environment's choice when the device was made. */
 ari_imma imma_of(const ar_device *d);
 
-/* Memory for a kernel's own use on one queue, until the variable goes. */
+/* Memory for a kernel on one queue, released with the variable. */
 class scratch
 {
   public:
@@ -52,7 +52,7 @@ class scratch
     }
     scratch(const scratch &) = delete;
     scratch &operator=(const scratch &) = delete;
-    /* Once. Errors: AR_ERR_MEMORY. */
+    /* Allocates the memory; to be called once. Errors: AR_ERR_MEMORY. */
     ar_status allocate(size_t bytes)
     {
         return alloc(d, q, &b, bytes);
@@ -68,8 +68,7 @@ class scratch
     ar_buf b;
 };
 
-/* A part of a slot, from here to the end of the variable, as a profile of the device shows it
- * (gpu/profile/profile.h). */
+/* A part of a slot, from here to the end of the variable's scope, for the device's profile (gpu/profile/profile.h). */
 class timed_part
 {
   public:
@@ -104,7 +103,7 @@ ARI_ON_GPU inline float load(bf16 x)
 {
     return ari_f32_of_bf16(x.bits);
 }
-/* *dst = x, rounded to nearest, ties to even. */
+/* Stores x, rounded to nearest, ties to even. */
 ARI_ON_GPU inline void store(float *dst, float x)
 {
     *dst = x;

@@ -12,8 +12,8 @@
 
 #include "ref/core/text.h"
 
-/* Folders that others install to; $NAME, at the beginning, is a variable of the environment. A toolkit has libraries in
- * one of `below_toolkit`; a Python keeps packages, NVIDIA's own and PyTorch with copies of them, `below_python`. */
+/* Folders in which others install libraries; $NAME at the beginning is an environment variable. A toolkit has libraries
+ * in one of `below_toolkit`; a Python has packages, NVIDIA's or PyTorch's with copies of them, in `below_python`. */
 static const char *const toolkits[] = {"$CUDA_HOME",      "$CUDA_PATH",        "$NCCL_HOME",
                                        "/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda"};
 static const char *const pythons[] = {"$VIRTUAL_ENV", "$CONDA_PREFIX", "$HOME/.local", "$HOME/.pyenv/versions/*",
@@ -25,8 +25,9 @@ static const char below_python[] = "{lib,local/lib}/python3*/{site,dist}-package
 typedef struct search {
     const ari_library *which;
     void *library;     /* NULL until one could be loaded */
-    char why[300];     /* the loader's words about the last file, or else the first name, that could not be */
-    char places[2048]; /* the folders that were searched, each once, for the message */
+    char why[300];     /* the loader's message about the last file, or otherwise the first name, that could not be
+                          loaded */
+    char places[2048]; /* the searched folders, each once, for the message */
     ari_text list;
 } search;
 
@@ -86,7 +87,7 @@ static void look_in(search *s, const char *place, const char *below)
         look_below(s, base, below);
 }
 
-/* Cuts "/bin/python3" off. False: there is nothing before it. */
+/* Removes "/bin/python3" from the end. Returns false if nothing is left. */
 static bool cut_to_prefix(char *path)
 {
     for (int i = 0; i < 2; i++) {
@@ -148,7 +149,7 @@ ar_status ari_library_open(void **out, const ari_library *which)
                         which->name, s.why, which->files[0], s.places, which->package, which->variable);
 }
 
-/* ISO C has no cast from an object's pointer to a function's; POSIX says that this is how it is done. */
+/* ISO C has no cast from an object pointer to a function pointer; POSIX specifies this form. */
 bool ari_library_find(void *library, const char *name, void *slot)
 {
     void *symbol = dlsym(library, name);

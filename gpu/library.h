@@ -11,11 +11,11 @@ AR_BEGIN_DECLS
  * They stay loaded. */
 
 typedef struct ari_library {
-    const char *name;       /* for messages: "NCCL" */
-    const char *variable;   /* of the environment, which names the file: "ANYRANK_NCCL" */
-    const char *package;    /* what to install, for messages */
+    const char *name;       /* name for messages: "NCCL" */
+    const char *variable;   /* environment variable that names the file: "ANYRANK_NCCL" */
+    const char *package;    /* package to install, for messages */
     const char *built_with; /* the file that the build found, or NULL */
-    const char *files[2];   /* what the file is called, the best first; NULL ends them */
+    const char *files[2];   /* names of the file, the preferred one first, terminated by NULL */
 } ari_library;
 
 /** Loads the library that `variable` names. If it is not set, loads the first available of: the file found by the

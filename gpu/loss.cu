@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cross-entropy over one shard of the vocabulary, a block a row of logits: what ref/cpu/loss.c does. */
+/* Cross-entropy over one shard of the vocabulary, with one block per row of logits, as in ref/cpu/loss.c. */
 #include "gpu/vectors.h"
 #include "ref/core/tensor_private.h"
 
@@ -87,7 +87,7 @@ ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf
     const int64_t *values = dev<int64_t>(logits);
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
     const int64_t *sums = dev<int64_t>(sum);
-    const uint32_t *targets = dev<uint32_t>(bits); /* int32 summed over ranks: the same bits */
+    const uint32_t *targets = dev<uint32_t>(bits); /* int32 bits summed over ranks */
     return launch_each(d, q, n, [=, valid = dev<uint8_t>(valid)] ARI_ON_GPU(size_t i) {
         const double lse = ari_ce_lse(ari_key32_value(tops[i]), ari_rowsum_value(sums[i], 1, p));
         const double mean = exponents ? ari_rowsum_value(values[i], exponents[i], p) / static_cast<double>(v) : 0.0;
@@ -96,7 +96,7 @@ ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf
     });
 }
 
-/* dlogits may be logits: each value is read by the thread that writes its place. */
+/* dlogits may be logits: the thread that writes an element reads it first. */
 ARI_FOR_DTYPES(ce_backward, logits, (dlogits, logits, key, sum, row_of, valid, o, targets, v), const ar_tensor *dlogits,
                const ar_tensor *logits, ar_cbuf key, ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid,
                const ar_loss_options *o, double targets, size_t v)

@@ -10,15 +10,15 @@ AR_BEGIN_DECLS
 
 /* Properties of the CUDA device that libraries besides its own kernels need. */
 
-/** Makes the GPU of d the calling thread's, and gives the cudaStream_t that q, an inline queue of d, stands on. Errors:
+/** Selects d's GPU for the calling thread, and returns the cudaStream_t of q, an inline queue of d. Errors:
  *  AR_ERR_DEVICE; AR_ERR_UNSUPPORTED: a build without CUDA. */
 AR_NODISCARD ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows);
-/** The first half of that alone. Errors: the same. */
+/** Only selects the GPU. Errors: the same. */
 AR_NODISCARD ar_status ari_gpu_choose(ar_device *d);
 /** Returns this process's cached memory on d's GPU to the GPU once its work is done, for a library that allocates
  *  memory itself and found none. Errors: those of ari_gpu_choose, AR_ERR_TIMEOUT. */
 AR_NODISCARD ar_status ari_gpu_trim(ar_device *d);
-/** Longest wait of d for work that keeps memory which it needs; 60 s before the first call. */
+/** Sets how long d waits for work that occupies memory which it needs; 60 s before the first call. */
 void ari_gpu_set_timeout(ar_device *d, uint64_t timeout_ns);
 /** Writes the bus address of the calling thread's GPU, such as "0000:3b:00.0", truncated to size. Errors: those of
  *  ari_gpu_choose. */
@@ -30,21 +30,21 @@ bool ari_gpu_reaches(int gpu, int peer);
 typedef struct ari_gpu_machine {
     int runtime, driver; /* versions of CUDA, 13000 for 13.0; driver: the newest version that it supports, 0: no
                             driver */
-    int code;            /* of the call that counts, a cudaError_t; its text and name */
+    int code;            /* error code (cudaError_t) of the call; its text and name */
     const char *text, *name;
-    bool loaded; /* the driver is part of the kernel */
+    bool loaded; /* true if the driver is loaded in the kernel */
 } ari_gpu_machine;
 enum { ARI_CUDA_INSUFFICIENT_DRIVER = 35, ARI_CUDA_NO_DEVICE = 100 };
 /** Sets and returns the error that explains why there is no GPU: AR_ERR_UNSUPPORTED. It is plain C, so that it is
  *  tested without CUDA. */
 ar_status ari_gpu_why_none(const ari_gpu_machine *m);
 
-/* The GPU's way to the integer sums of an exact contraction: an integer of 26 bits is four digits of base 128, and the
- * products of digits are int8 GEMMs into int32 (IMMA, the tensor cores' integer instructions). The bits are the same
- * either way. */
+/* How the GPU computes the integer sums of an exact contraction: an integer of 26 bits is four digits of base 128, and
+ * products of digits are int8 GEMMs into int32 (IMMA, the tensor cores' integer instructions). Both variants give the
+ * same bits. */
 typedef enum ari_imma_path {
-    ARI_IMMA_16,  /* all 16 products of digits, in 7 sums of one weight each */
-    ARI_IMMA_10,  /* 10 products, by Karatsuba's rule applied twice, in 9 sums */
+    ARI_IMMA_16,  /* all 16 products of digits, in 7 sums of equal weight */
+    ARI_IMMA_10,  /* 10 products by applying Karatsuba's method twice, in 9 sums */
     ARI_IMMA_AUTO /* by the number of terms */
 } ari_imma_path;
 
@@ -56,16 +56,16 @@ typedef struct ari_imma {
     size_t min_rows; /* int8 products of fewer rows or columns are not asked of the library */
 } ari_imma;
 
-/** The environment's choice for a new device: ANYRANK_IMMA_PATH ("imma16", "imma10"; ARI_IMMA_AUTO if unset) and
+/** Reads the environment's choice for a new device: ANYRANK_IMMA_PATH ("imma16", "imma10"; ARI_IMMA_AUTO if unset) and
  *  ANYRANK_IMMA_MIN_ROWS (0 if unset). Errors: AR_ERR_ARG (another value). */
 AR_NODISCARD ar_status ari_imma_choose(ari_imma *imma);
 
-/* Mode of cuBLAS's fp32 GEMMs: its default (CUBLAS_COMPUTE_32F; never TF32), or each operation as the formula has it
- * (CUBLAS_COMPUTE_32F_PEDANTIC), which rules out some kernels. */
+/* Mode of cuBLAS's fp32 GEMMs: its default (CUBLAS_COMPUTE_32F; never TF32), or each operation exactly as in the
+ * formula (CUBLAS_COMPUTE_32F_PEDANTIC), which excludes some kernels. */
 #define ARI_SGEMM_VARIABLE "ANYRANK_SGEMM"
 
-/** The environment's choice for a new CUDA device: ANYRANK_SGEMM ("default", "pedantic"). Errors: AR_ERR_ARG (another
- *  value). */
+/** Reads the environment's choice for a new CUDA device: ANYRANK_SGEMM ("default", "pedantic"). Errors: AR_ERR_ARG
+ *  (another value). */
 AR_NODISCARD ar_status ari_sgemm_choose(bool *pedantic);
 
 AR_END_DECLS

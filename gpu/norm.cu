@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LayerNorm and RMSNorm, a block a row: what ref/cpu/norm.c does. Nothing is kept between the passes over a row but its
- * sums: what lies between x and the result costs less than memory for it, and an output may be an input, since no value
- * is written before its last use. */
+/* LayerNorm and RMSNorm with one block per row, as in ref/cpu/norm.c. Only the sums are kept between the passes over a
+ * row, since recomputing intermediate values costs less than memory for them. An output may be an input, because no
+ * value is written before its last use. */
 #include "gpu/sums.h"
 #include "gpu/vectors.h"
 #include "ref/core/tensor_private.h"
@@ -158,7 +158,7 @@ ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const a
     });
 }
 
-/* The parameters' first: dx may take the place of x or dy. */
+/* The parameters' gradients come first, because dx may overwrite x or dy. */
 template <bool centred, class T>
 ar_status backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *dy,
                       const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma, const ar_tensor *residual,

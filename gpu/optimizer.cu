@@ -57,7 +57,7 @@ template <class W, class G> struct optimizer_element {
     ARI_ON_GPU float updated(float w, float value, float *m, float *v, float g) const
     {
         if (ari_bits32(ari_f32_of_bf16(ari_bf16_of_f32(value))) != ari_bits32(w))
-            value = w; /* it was set since */
+            value = w; /* the weight was set by somebody since */
         if (second_moment)
             ari_adam_update(&k, &value, m, v, g);
         else

@@ -12,8 +12,8 @@ namespace ARI_GPU
 namespace
 {
 
-/* The most terms of a block. int32 holds the sums of products: of 4 products of digits a term, and of one of
- * Karatsuba's sums of two, 4*64*64*131071 = 128*128*131071 < 2^31. */
+/* Maximum number of terms in a block for which int32 holds the sums of products: 4 products of digits per term, or one
+ * of Karatsuba's sums of two: 4*64*64*131071 = 128*128*131071 < 2^31. */
 const size_t TERMS = 131056;
 
 /* From this number of terms on, 10 products are faster than 16: they save six products of k terms per element of the
@@ -22,8 +22,8 @@ const size_t TERMS = 131056;
 const size_t TERMS_FOR_TEN = 512;
 
 const size_t ROWS = 32, COLS = 128; /* of a tile */
-const size_t LD = COLS + 4;         /* of its rows in shared memory: four columns of eight rows in different banks */
-const size_t GROUP = 16;            /* terms that a thread writes at once: 16 bytes of each run */
+const size_t LD = COLS + 4;         /* row length in shared memory: four columns of eight rows are in different banks */
+const size_t GROUP = 16;            /* number of terms that a thread writes at once: 16 bytes of each run */
 
 /* Sums of the bytes of two words, each modulo 256. */
 ARI_ON_GPU uint32_t add_bytes(uint32_t a, uint32_t b)
@@ -81,7 +81,7 @@ template <bool TEN, class W, class F> ARI_ON_GPU void each_run(const W (&digit)[
  * k_end) are padding. */
 template <bool TEN, class T> struct pack_tile {
     view<const T> x;
-    const int32_t *c, *e; /* [matrices, cols of x] or NULL, [matrices, rows] */
+    const int32_t *c, *e; /* c: [matrices, cols of x] or NULL; e: [matrices, rows] */
     int32_t sign;
     int8_t *runs;
     packed p;
@@ -172,7 +172,7 @@ template <bool TEN, class T> struct pack_tile {
                     values[(row + j) * LD + col] = q.lane[j];
         });
         b.each(ROWS * COLS / GROUP,
-               [&](size_t i) { /* eight rows, then the next group: banks */
+               [&](size_t i) { /* eight rows, then the next group, to use different banks */
                                const size_t line = i % 8 + i / 16 % 4 * 8, group = i / 8 % 2 + i / 64 * 2;
                                const size_t row = row_at + first_row + line, col = first_col + group * GROUP;
                                if (row < row_end && col < k_end && col + GROUP > k_at)
@@ -217,7 +217,7 @@ ARI_ON_GPU four<uint32_t> stored_digits(const packed &p, const int8_t *row, size
     return w;
 }
 
-/* The digits of a part's rows and terms, a block some terms of a row; what pads them is 0. */
+/* Copies the digits of a part's rows and terms; each block copies some terms of a row; padding becomes 0. */
 ar_status copy_digits(ar_device *d, ar_queue *q, const packed &dst, const packed &src, const ar_part &part)
 {
     const size_t words = dst.blocks * dst.width / 4, chunks = ceil_div(words, COLS);
@@ -243,7 +243,7 @@ ar_status copy_digits(ar_device *d, ar_queue *q, const packed &dst, const packed
     });
 }
 
-/* A host object of that form. Errors: AR_ERR_MEMORY. */
+/* Creates a host object of that form. Errors: AR_ERR_MEMORY. */
 ar_status create_handle(ar_packed **out, const packed &form)
 {
     void *memory = nullptr;
@@ -265,7 +265,7 @@ ar_status lay_out(packed *p, size_t *bytes, ari_imma_path path)
     return ari_mul_size(bytes, p->batch, p->step);
 }
 
-/* True if a part is stored as in the whole: rows with all their terms, and with the padding of the last ones. */
+/* Returns true if a part is stored as in the whole: rows with all their terms, and with the last rows' padding. */
 bool lies_within(const ar_part &part, size_t rows, size_t k)
 {
     return part.cols == k && ceil_div(part.rows, 4) * 4 <= ceil_div(rows, 4) * 4 - part.row;

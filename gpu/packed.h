@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Quantised rows on a GPU, in the digits of ref/numerics/digits.h. A row is cut into blocks of `width` terms; a block
- * of a row is its runs of int8, one after the other, `width` bytes each. The runs lie in opposite orders in the two,
- * so that the sum of all products of digits of one weight is one product over a contiguous window of runs:
- *     imma16:  left d0 d1 d2 d3,  right d3 d2 d1 d0.
- * Of Karatsuba's ten products, product i is run i of the left operand with run i of the right one, at one distance from
- * the product before it, so that one call makes all ten; for that, two runs are there twice:
- *     imma10:  left  d0 d1 d2 d3 d0+d1 d2+d3 d0+d2 d1+d3 d0+d2 d1+d3,
- *              right d0 d1 d2 d3 d0+d1 d2+d3 d1+d3 d0+d2 d0+d2 d1+d3. */
+/* Quantised rows on a GPU, as digits (ref/numerics/digits.h). A row is divided into blocks of `width` terms. A block
+ * stores its runs of int8 one after the other, `width` bytes each. The left and right operands have opposite orders of
+ * runs, so that the sum of all products of digits with equal weight is one product over a contiguous window of runs:
+ *    imma16:  left d0 d1 d2 d3,  right d3 d2 d1 d0.
+ * Of Karatsuba's ten products, product i multiplies run i of the left operand by run i of the right one, at a constant
+ * distance from the preceding product, so that one call computes all ten; for that purpose two runs are stored twice:
+ *    imma10:  left  d0 d1 d2 d3 d0+d1 d2+d3 d0+d2 d1+d3 d0+d2 d1+d3,
+ *             right d0 d1 d2 d3 d0+d1 d2+d3 d1+d3 d0+d2 d0+d2 d1+d3. */
 #include "gpu/kernels.h"
 #include "ref/numerics/integer_sum.h"
 
@@ -22,13 +22,13 @@ struct packed {
     size_t batch, rows, k;
     bool is_left, narrow;
     bool ten;         /* imma10 */
-    size_t width;     /* terms of a block: a multiple of 16, which cuBLAS asks for; the last ones of the last are 0 */
-    size_t blocks;    /* 0 where k is */
-    size_t all_rows;  /* of a matrix in memory: a multiple of 4, which cuBLAS asks for; those past `rows` are 0 */
-    size_t row_bytes; /* from one row to the next */
-    size_t step;      /* bytes from one matrix to the next */
+    size_t width;     /* terms in a block, padded with zeros to a multiple of 16, which cuBLAS requires */
+    size_t blocks;    /* number of blocks; 0 if k is 0 */
+    size_t all_rows;  /* rows of a matrix in memory, padded with zeros to a multiple of 4, which cuBLAS requires */
+    size_t row_bytes; /* distance between rows in bytes */
+    size_t step;      /* distance between matrices in bytes */
     ar_buf runs;      /* int8 [batch, all_rows, row_bytes] */
-    bool part;        /* of another's memory: those past `rows` are whatever is there */
+    bool part;        /* true for part of another operand's memory, whose padding rows contain arbitrary data */
 
     unsigned form() const
     {
@@ -52,10 +52,11 @@ inline const packed *packed_of(const ar_packed *p)
 
 /* --- from int8 products to sums ---------------------------------------------------------------------------------- */
 
-/* numerics.md, "Contraction", step 4: a tile of the result is, for each block of terms, 7 or 10 planes of int32
- * that blas_int8 wrote; an element's sum is put together from its own number in each. */
+/* numerics.md, "Contraction", step 4: for each block of terms, a tile of the result is 7 or 10 planes of int32 written
+ * by blas_int8; an element's sum combines its value in each plane. */
 
-/* One int8 product: `count` runs of the left operand from run `a` on with those of the right one from `b` on. */
+/* One int8 product: `count` runs of the left operand from run `a` on, multiplied by those of the right operand from `b`
+ * on. */
 struct run_product {
     size_t a, b, count;
 };
@@ -64,7 +65,7 @@ struct run_product {
 const size_t PLANES_16 = 7;
 const run_product PRODUCTS_16[PLANES_16] = {{0, 3, 1}, {0, 2, 2}, {0, 1, 3}, {0, 0, 4},
                                             {1, 0, 3}, {2, 0, 2}, {3, 0, 1}};
-/* Each run with its like: digits, sums of two, these crosswise, and once more each with its own. */
+/* Each run with its counterpart: digits, sums of two digits, these sums crosswise, and once more each with itself. */
 const size_t PLANES_10 = RUNS_10;
 const run_product PRODUCTS_10[PLANES_10] = {{0, 0, 1}, {1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1},
                                             {5, 5, 1}, {6, 6, 1}, {7, 7, 1}, {8, 8, 1}, {9, 9, 1}};

@@ -5,7 +5,7 @@
 namespace ARI_GPU
 {
 
-/* *dst = x: the same bits, or the same value. */
+/* Stores x in *dst: the same bits, or the same value in another type. */
 template <class T> ARI_ON_GPU void store_value(T *dst, T x)
 {
     *dst = x;
@@ -46,9 +46,9 @@ template <class T> void swap_dimensions(view<T> *v, int a, int b)
     v->divisor[b] = original.divisor[a];
 }
 
-/* Copies with a source dense along another dimension (2) than the destination (3): a block moves a square tile through
- * its own memory, reading and writing whole lines. Rows of the tile are one longer than the square, so that its columns
- * too fall into different banks. */
+/* Copies where the source is dense along another dimension (2) than the destination (3). A block moves a square tile
+ * through shared memory, reading and writing whole lines. The tile's rows are one longer than the square, so that its
+ * columns fall into different banks too. */
 template <class T, class F>
 ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &dst_view, const view<const F> &src_view)
 {
@@ -131,7 +131,7 @@ ar_status rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, s
 {
     const uint64_t first_row = static_cast<uint64_t>(start), rows = static_cast<uint64_t>(count);
     return launch_each(d, q, n, [=, row_of = dev<int64_t>(row_of), ids = dev<int64_t>(ids)] ARI_ON_GPU(size_t i) {
-        /* In uint64_t no difference overflows, and an id below start becomes larger than any count. */
+        /* in uint64_t no difference overflows, and an id below start becomes larger than any count */
         const uint64_t row = static_cast<uint64_t>(ids[i]) - first_row;
         row_of[i] = row < rows ? static_cast<int64_t>(row) : -1;
     });

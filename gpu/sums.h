@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Sums over rows: the order-independent accumulator (numerics.md, section 3) and the native sum, whose order is
- * that of the rows. Each element has one writer in each launch; no sum is atomic. */
+/* Sums over rows: the order-independent accumulator (numerics.md, section 3), and the native sum, which adds in row
+ * order. Each element has one writer per launch; no sum is atomic. */
 #include "gpu/kernels.h"
 #include "ref/core/size.h"
 #include "ref/numerics/accumulator.h"
@@ -74,10 +74,11 @@ inline bool is_requested(const ar_row_sum *s)
 
 /* --- every row to one row ----------------------------------------------------------------------------------------- */
 
-/* N sums of [cols] over the same rows. terms(row, col, v) makes the N terms there; it is asked once for each element,
- * so that it may also write what it has made. */
+/* N sums of [cols] over the same rows. terms(row, col, v) computes the N terms of an element. It is called once per
+ * element, so it may also write other results. */
 
-/* Parts enough to keep a GPU busy, but of 16 rows or more, and 1024 at most, which one thread merges. */
+/* Returns the rows of a part: enough parts to keep a GPU busy, but at least 16 rows each, and at most 1024 parts, which
+ * one thread merges. */
 inline size_t rows_in_part(size_t total_rows, size_t cols)
 {
     const size_t threads = (size_t)1 << 18, target_parts = threads / cols;
@@ -101,7 +102,7 @@ template <class Sums, size_t N> struct sums_of {
     }
 };
 
-/* First a thread a column of one part sums it up from nothing, then one a column merges the parts. */
+/* First one thread per column sums each part starting from zero, then one per column merges the parts. */
 template <size_t N, class F>
 ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &dst, size_t rows, size_t cols,
                     const F &terms)
@@ -145,7 +146,7 @@ ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &dst
     });
 }
 
-/* In the order of the rows, a block a few columns: many threads make the terms, one a column adds them. */
+/* Adds in row order, with one block for a few columns: many threads compute the terms, and one per column adds them. */
 template <size_t N, class F>
 ar_status add_native(ar_device *d, ar_queue *q, const sums_of<native_sums, N> &dst, size_t rows, size_t cols,
                      const F &terms)
@@ -180,7 +181,7 @@ ar_status add_native(ar_device *d, ar_queue *q, const sums_of<native_sums, N> &d
     });
 }
 
-/* All sums that are wanted are of one kind. */
+/* All requested sums are of one kind. */
 template <size_t N, class F>
 ar_status add_to_sums(ar_device *d, ar_queue *q, const ar_row_sum *const (&sum)[N], size_t rows, size_t cols,
                       const F &terms)

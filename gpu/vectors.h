@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Elements side by side, several to a thread: a GPU reaches its memory's speed by loads and stores of 16 bytes.
- * A kernel is written once for N elements, where N is its first argument, of whose type it is a constant:
+/* Processes several adjacent elements per thread, since a GPU reaches its memory bandwidth with loads and stores of 16
+ * bytes. A kernel is written once for N elements, where N is a constant derived from the type of its first argument:
  *
- *     launch_vectors<W>(d, q, n, aligned<W>(a, b), [=] ARI_ON_GPU(auto lanes, size_t i) {
- *         constexpr size_t N = lanes;                    W, or 1
- *         const vector<T, N> x = read_vector<N>(a + i);  before anything is written: b may be a
- *         ...
- *         write_vector(b + i, y);
- *     })
+ *    launch_vectors<W>(d, q, n, aligned<W>(a, b), [=] ARI_ON_GPU(auto lanes, size_t i) {
+ *        constexpr size_t N = lanes;                    W, or 1
+ *        const vector<T, N> x = read_vector<N>(a + i);  before anything is written: b may be a
+ *        ...
+ *        write_vector(b + i, y);
+ *    })
  *
- * Whether the memory allows it is decided on the host, for all of a launch; elements left over come one by one. */
+ * The host decides for a whole launch whether the alignment allows vectors; remaining elements are processed one by
+ * one. */
 #include "gpu/kernels.h"
 
 namespace ARI_GPU
@@ -30,7 +31,7 @@ template <size_t N> struct lane_count {
 template <class T, size_t N> struct vector {
     T lane[N];
 };
-/* Elements that one instruction moves. */
+/* Number of elements that one instruction moves. */
 template <class T, size_t N> constexpr size_t moved_at_once = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
 
 template <size_t N, class T> ARI_ON_GPU vector<T, N> read_vector(const T *src)
@@ -87,7 +88,7 @@ ARI_ON_GPU inline int32_t larger(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-/* True if vectors of W elements may begin at each of these addresses; NULL: unused. */
+/* Returns true if vectors of W elements may begin at each of these addresses; NULL: unused. */
 template <size_t W, class... T> bool aligned(const T *...address)
 {
     return (... && (reinterpret_cast<uintptr_t>(address) % (moved_at_once<T, W> * sizeof(T)) == 0));
@@ -95,7 +96,7 @@ template <size_t W, class... T> bool aligned(const T *...address)
 
 /* --- a row, by the threads of a block ----------------------------------------------------------------------------- */
 
-/* Step i of a loop over n elements, of which the first `vectors` steps take W each. */
+/* Runs step i of a loop over n elements, whose first `vectors` steps process W elements each. */
 template <size_t W, class F> ARI_ON_GPU auto vector_step(size_t i, size_t vectors, F f)
 {
     return i < vectors ? f(lane_count<W>(), i * W) : f(lane_count<1>(), i + vectors * (W - 1));
@@ -111,7 +112,7 @@ template <size_t W, class F> ARI_ON_GPU void each_vector(const block &b, size_t 
     const size_t vectors = wide ? n / W : 0;
     b.each(vector_steps(n, vectors, W), [&](size_t i) { vector_step<W>(i, vectors, f); });
 }
-/* The sum, or the largest, of what f gives. */
+/* Return the sum, or the largest, of the values of f. */
 template <size_t W, class F> ARI_ON_GPU uint64_t sum_vectors(const block &b, size_t n, bool wide, F f)
 {
     const size_t vectors = wide ? n / W : 0;
@@ -123,8 +124,8 @@ template <size_t W, class F> ARI_ON_GPU int32_t max_vectors(const block &b, size
     return b.max(vector_steps(n, vectors, W), [&](size_t i) { return vector_step<W>(i, vectors, f); });
 }
 
-/* Sums along a row (numerics.md, "Sums along a row"): an integer maximum, then an integer sum. terms(N, j): the
- * values j to j + N in binary64, exact; they are asked for once in each of them. */
+/* Sums along a row (numerics.md, "Sums along a row"): an integer maximum, then an integer sum. terms(N, j) returns the
+ * exact values j to j + N in binary64, and is called once in each of the two. */
 
 /* The integer sum over n terms below 2^e. */
 template <size_t W, class F>
@@ -158,14 +159,14 @@ template <size_t W, class F> ARI_ON_GPU double row_sum(const block &b, size_t n,
 
 /* --- all elements of tensors -------------------------------------------------------------------------------------- */
 
-/* f(N, i) for elements [i, i + N), until all n have been. */
+/* Calls f(N, i) for elements [i, i + N) until all n have been processed. */
 template <size_t W, class F> ar_status launch_vectors(ar_device *d, ar_queue *q, size_t n, bool wide, const F &f)
 {
     const size_t vectors = wide ? n / W : 0;
     return launch_each(d, q, n - vectors * (W - 1), [=] ARI_ON_GPU(size_t i) { vector_step<W>(i, vectors, f); });
 }
 
-/* f(N, row, col) for elements [col, col + N) of each row; wide: W divides cols, and all rows are aligned. */
+/* Calls f(N, row, col) for elements [col, col + N) of each row; wide: W divides cols, and all rows are aligned. */
 template <size_t W, class F>
 ar_status launch_row_vectors(ar_device *d, ar_queue *q, size_t rows, size_t cols, bool wide, const F &f)
 {
@@ -180,7 +181,7 @@ ar_status launch_row_vectors(ar_device *d, ar_queue *q, size_t rows, size_t cols
     });
 }
 
-/* *y = f(a, b), element by element; y may be a or b, and b NULL, which f is then not to look at. */
+/* Computes *y = f(a, b) element by element; y may be a or b. If b is NULL, f must not use its second argument. */
 template <class T, class F> ar_status map(ar_device *d, ar_queue *q, size_t n, T *y, const T *a, const T *b, const F &f)
 {
     constexpr size_t W = 16 / sizeof(T);

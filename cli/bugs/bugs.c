@@ -46,7 +46,7 @@ static const ari_positional positionals[] = {
 };
 enum { MOST_ERROR = 255, CASE_TEXT = 256, EXPLAINED = 2048 };
 
-/* Made by cmake/Embed.cmake: a name in a line, then its text with a margin. */
+/* Made by cmake/Embed.cmake: a name on a line, followed by its indented text. */
 extern const unsigned char ari_fault_texts[];
 
 static ar_status print_bugs(void)
@@ -184,7 +184,7 @@ static ar_status run_fault(ari_bug_run *run, session *s, const char *fault)
     return s->curves && !run->fault_case.module ? trace_fault(run, s, clean) : AR_OK;
 }
 
-/* run: [n], of n faults. */
+/* run: [n] results for n faults. */
 static ar_status run_faults(ari_bug_run *run, const char *const *fault, int n, const bugs_values *v)
 {
     const ari_common *common = &v->common;
@@ -220,7 +220,7 @@ static bool all_clean(const ari_bug_run *run, int n)
     return true;
 }
 
-/* fault: NULL: each. */
+/* fault NULL: all faults. */
 static ar_status run_bugs(const bugs_values *v, const char *fault, int *exit_code)
 {
     const int n = fault ? 1 : (int)ari_fault_count;

@@ -6,21 +6,21 @@
 #include "cli/options/args.h"
 #include "verify/faults/fault_case.h"
 
-/* `anyrank bugs --run`: each fault, or one, in the case in which it matters, and the same case without it. */
+/* A result of `anyrank bugs --run`: a fault in the case in which it has an effect, and the same case without it. */
 typedef struct ari_bug_run {
     const char *fault;
     ari_fault_case fault_case;
     ar_check_result clean; /* of the case without the fault */
-    double ratio_clean;    /* in the native numerics: the worst of allowed without the fault */
-    ar_check_run faulty;   /* its error of one line */
+    double ratio_clean;    /* in native numerics: the largest ratio to the allowance without the fault */
+    ar_check_run faulty;   /* the faulty run, whose error has one line */
     double seconds;
     bool has_curve, curve_ended; /* curve_ended: false if an error ended the 20 steps */
     ari_fault_curve curve;
 } ari_bug_run;
 
-/** Its case: "llama-demo tp=2 sp". Returns `text`. */
+/** Writes the fault's case: "llama-demo tp=2 sp". Returns `text`. */
 const char *ari_bugs_case_text(char *text, size_t size, const ari_fault_case *c);
-/** n: of these runs. True if each fault is caught, and each clean run is the same. */
+/** Returns true if each of n faults is caught and each clean run is the same. */
 bool ari_bugs_well(const ari_bug_run *run, int n);
 /** The table of the native numerics. */
 AR_NODISCARD ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, int n, ar_precision precision);

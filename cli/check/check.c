@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* anyrank check: options in, rows out. What is compared and how is the library's (verify/). */
+/* anyrank check: reads options and prints rows. The library (verify/) does the comparison. */
 #include "anyrank/check.h"
 
 #include <inttypes.h>
@@ -52,7 +52,7 @@ static ar_status check_values(const ari_check_values *v)
                                                                               : of_one_run(v));
 }
 
-/* Takes what was not given from the case in which an injected fault matters. */
+/* Takes values that were not given from the case in which the injected fault has an effect. */
 static ar_status take_case(ari_check_values *v)
 {
     const ari_fault_case c = ari_fault_case_of(v->r.run.fault);
@@ -69,12 +69,12 @@ static ar_status take_case(ari_check_values *v)
     v->steps = (int)c.run.steps;
     AR_TRY(ari_args_reparse(&ari_check_spec, v));
     r->ddp.mode = c.run.ddp.mode;
-    if (c.order != AR_MLP_COLUMN_ROW) /* else the one given stands */
+    if (c.order != AR_MLP_COLUMN_ROW) /* otherwise the given order is kept */
         v->r.run.plan.mlp_order = c.order;
     return AR_OK;
 }
 
-/* Digits up to *end, a number that JSON holds. */
+/* Parses the digits up to *end as a number that JSON can represent. */
 static bool parse_seed(uint64_t *seed, const char *text, const char **end)
 {
     return ari_natural(seed, text, end) && *seed <= INT64_MAX;
@@ -117,7 +117,7 @@ static ar_status complete_values(ari_check_values *v)
     AR_TRY(ari_run_reparse(&v->r, &base, &ari_check_spec, v));
     v->r.run.ddp.mode = base.ddp.mode; /* a fault's case may have replaced both given values */
     v->r.run.plan.mlp_order = order;
-    if (v->r.run.steps == 0) /* gradients only: there is nothing to clip them for */
+    if (v->r.run.steps == 0) /* only gradients: nothing to clip them for */
         v->r.run.clip = 0.0;
     return AR_OK;
 }
@@ -128,7 +128,7 @@ static ar_status check_for_module(const ari_check_values *v)
     ari_check_values complete = *v;
     complete.schedule = NULL;
     complete.steps = 1;
-    AR_TRY(complete_values(&complete)); /* they are to be right ones, though nothing uses them */
+    AR_TRY(complete_values(&complete)); /* they must be valid, although nothing uses them */
     const char *option = v->list_tensors          ? "list-tensors"
                          : v->o.dump              ? "dump"
                          : v->watch.cluster       ? "cluster"
@@ -190,7 +190,7 @@ static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
                         o->run.model, processes);
 }
 
-/* Options that a sweep takes as requested: recomputation in every layout, chunks wherever there is sp. */
+/* Applies requested options to every layout of a sweep: recomputation everywhere, chunks wherever there is sp. */
 static void complete_sweep(ar_parallel *p, size_t n, const ar_parallel *requested)
 {
     for (size_t i = 0; i < n; i++) {
@@ -207,7 +207,7 @@ static ar_status check_fault(const ar_check_options *o, const ar_config *c, cons
     if (!run.fault)
         return AR_OK;
     AR_TRY(ari_weights_exist(&read, folder));
-    run.batch = o->padding ? 0 : run.batch; /* then it does not say how many targets ranks have */
+    run.batch = o->padding ? 0 : run.batch; /* then the numbers of targets per rank are unknown */
     ar_status st = AR_ERR_ARG;
     for (size_t i = 0; i < o->layouts && st != AR_OK; i++) {
         run.parallel = o->parallel[i];
@@ -216,7 +216,7 @@ static ar_status check_fault(const ar_check_options *o, const ar_config *c, cons
     return st;
 }
 
-/* A model's config and all options, with its layouts in p: the one given, those of --sweep, or the default set. */
+/* Gets a model's config and all options, with the layouts in p: the given one, those of --sweep, or the default set. */
 static ar_status options_of(const ari_check_values *v, const char *model, ar_config *c, ar_check_options *o,
                             ar_parallel *p)
 {
@@ -257,7 +257,8 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     return check_fault(o, c, folder);
 }
 
-/* Before long work: what it will take, roughly, as the machine is not known. What cannot be read ends it first. */
+/* Announces, before long work, roughly how long it will take, since the machine's speed is unknown. Unreadable input is
+ * an error at this point. */
 static ar_status announce(const ari_check_values *v, const ar_check_options *o, const ar_config *c)
 {
     ari_estimate e;
@@ -307,7 +308,7 @@ static ar_status parse_net_fault(ar_sim_fault *f, const char *text, int ranks)
     return AR_OK;
 }
 
-/* parallel: [MOST_LAYOUTS], room. */
+/* parallel: [MOST_LAYOUTS] scratch. */
 static ar_status check_with(ari_checked *result, const ari_check_values *v, const char *model, ar_check_options *o,
                             ar_parallel *parallel)
 {
@@ -388,7 +389,7 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
     *exit_code = ar_check_passes(checked[0].report, ari_check_worst(checked, n)) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     if (ari_transport_reports(v->common.process))
         AR_TRY(ari_json_end(ari_check_json(checked, n), &v->common));
-    return written; /* last: a full disk does not hide what was found */
+    return written; /* last, so that a full disk does not hide the result */
 }
 
 typedef struct listing {

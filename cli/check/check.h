@@ -12,7 +12,7 @@
 /* Options of `anyrank check`. */
 typedef struct ari_check_values {
     ari_common common;
-    ar_check_options o; /* but for the run */
+    ar_check_options o; /* all options except the run */
     ari_run_values r;
     ari_transport_values transport;
     ari_watch_values watch;
@@ -24,17 +24,17 @@ typedef struct ari_check_values {
 /** The check itself. */
 ar_status ari_command_check(void *values, int *exit_code);
 
-/* One model's report, and what it was asked for. */
+/* A model's report, and the request that it answers. */
 typedef struct ari_checked {
     ar_check_report *report;
-    ar_run run;  /* its files are owned; ari_layout_unload */
+    ar_run run;  /* owns its files, which ari_layout_unload releases */
     bool module; /* only bytes are counted */
     const ari_watch *watch;
     bool has_net_fault;
     ar_sim_fault net_fault;
 } ari_checked;
 
-/** The worst of all runs; a check against central differences that failed is a difference. */
+/** Returns the worst result of all runs; a failed comparison with finite differences counts as a difference. */
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n);
 /** Computes one hash of all models' outputs, gradients and weights: SHA-256 over the digits of the three hashes, model
  *  after model. Returns false in native numerics, and if a run differs, because there are several hashes then. */

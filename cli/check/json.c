@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stable JSON of a check: check.md lists its fields. */
+/* Writes the stable JSON of a check, whose fields check.md lists. */
 
 #include "ref/io/json.h"
 #include "cli/check/check.h"

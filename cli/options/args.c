@@ -79,7 +79,7 @@ static const char *nearest_option(const ari_option_list *l, const char *word)
     const char *names[ARI_MAX_OPTIONS];
     const size_t length = strlen(word);
     if (length < 2)
-        return NULL; /* everything short is near to it */
+        return NULL; /* every short word is similar to it */
     for (size_t i = 0; i < l->n; i++) {
         names[i] = l->option[i]->name;
         if (strncmp(names[i], word, length) == 0)
@@ -331,7 +331,7 @@ static void print_options(FILE *out, const char *title, const ari_option_list *l
     }
 }
 
-/* The names of a section's options, side by side from `column` on; one is never broken. */
+/* Prints the names of a section's options side by side from `column` on; names are never split. */
 static void print_names(FILE *out, const char *title, const ari_option_list *l, const bool *in_section, int column)
 {
     int cursor_column = fprintf(out, "%s:", title);

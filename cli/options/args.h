@@ -8,20 +8,20 @@
 
 #include "cli/shared/command.h"
 
-/* Options of a subcommand, from a table: parsing, --help, what processes compare, the manual pages and the completions
- * come from it. A subcommand has a struct of values, whose fields hold the defaults before the parse, and one static
+/* Options of a subcommand. Parsing, --help, the comparison between processes, manual pages and completions all come
+ * from one table. A subcommand has a struct of values, whose fields hold the defaults before parsing, and one static
  * table of options, each with its field:
  *
- *     struct values { ari_common common; ari_layout_values layout; const char *model; int sweep; bool sp; };
- *     #define ARI_VALUES struct values
- *     static const ari_option options[] = {
- *         ARI_OPTION_INT("sweep", sweep, 1, 4096, "W", "every legal layout of up to W ranks"),
- *         ARI_OPTION_FLAG("sp", sp, "sequence parallel"),
- *         ARI_OPTION_GROUP(ari_device_options, layout), // a table that subcommands share, of ari_layout_values
- *         {0}};
+ *    struct values { ari_common common; ari_layout_values layout; const char *model; int sweep; bool sp; };
+ *    #define ARI_VALUES struct values
+ *    static const ari_option options[] = {
+ *        ARI_OPTION_INT("sweep", sweep, 1, 4096, "W", "every legal layout of up to W ranks"),
+ *        ARI_OPTION_FLAG("sp", sp, "sequence parallel"),
+ *        ARI_OPTION_GROUP(ari_device_options, layout), // a table that subcommands share, of ari_layout_values
+ *        {0}};
  *
- * Accepted forms: --name value, --name=value, -x value, and `--`, after which everything is positional. The last of a
- * repeated option counts, or all of it (ARI_OPT_STRINGS). */
+ * Accepted forms: --name value, --name=value, -x value, and `--`, after which everything is positional. If an option is
+ * repeated, the last value counts, or all values (ARI_OPT_STRINGS). */
 typedef enum ari_option_kind {
     ARI_OPT_FLAG,    /* bool, set to true; takes no value */
     ARI_OPT_INT,     /* int in [min, max] */
@@ -31,40 +31,46 @@ typedef enum ari_option_kind {
     ARI_OPT_U64,     /* uint64_t, any */
     ARI_OPT_DOUBLE,  /* double, finite, in [min, max] */
     ARI_OPT_STRING,  /* const char *, borrowed from argv, not empty */
-    ARI_OPT_FILE,    /* the same: the path of a file */
-    ARI_OPT_FOLDER,  /* the same: the path of a folder */
-    ARI_OPT_STRINGS, /* ari_strings: each time one more of them */
-    ARI_OPT_ENUM,    /* int: the index in `choices` */
-    ARI_OPT_STAGES,  /* ar_stages: layers of each stage, with commas between them */
+    ARI_OPT_FILE,    /* const char *, the path of a file */
+    ARI_OPT_FOLDER,  /* const char *, the path of a folder */
+    ARI_OPT_STRINGS, /* ari_strings, to which each use adds one */
+    ARI_OPT_ENUM,    /* int, an index in `choices` */
+    ARI_OPT_STAGES,  /* ar_stages, the layers of each stage separated by commas */
     ARI_OPT_GROUP,   /* a table of options, whose struct of values is the field */
-    ARI_OPT_SECTION  /* no option: those after it are of the section of this name, up to the next one */
+    ARI_OPT_SECTION  /* no option: the following options belong to the section with this name */
 } ari_option_kind;
 
-enum { ARI_MAX_OPTIONS = 128, ARI_OPT_TEXT = 512 }; /* options of a subcommand; what would be right, in words */
+enum {
+    ARI_MAX_OPTIONS = 128,
+    ARI_OPT_TEXT = 512
+}; /* maximum number of a subcommand's options; size of a text about valid values */
 #define ARI_OPT_MANY 8
-/* All values of an option that may be given several times, in their order. */
+/* All values of a repeated option, in order. */
 typedef struct ari_strings {
     const char *text[ARI_OPT_MANY];
     size_t n;
 } ari_strings;
 
 typedef struct ari_option {
-    const char *name; /* without the dashes; NULL ends a table */
-    char letter;      /* 0: no short form */
+    const char *name; /* name without dashes; NULL ends a table */
+    char letter;      /* short form; 0: none */
     ari_option_kind kind;
     size_t offset;   /* offset of the field in the struct of values */
-    double min, max; /* INT, SIZE, BYTES, PART, DOUBLE; both 0: all that the type holds, from 0 on for sizes */
-    const char *const *choices;     /* ENUM: all; strings and paths: those that completions offer. Ends with NULL */
-    const char *value;              /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
+    double min, max; /* for INT, SIZE, BYTES, PART, DOUBLE; both 0: everything that the type holds, from 0 on for
+                        sizes */
+    const char *const *choices;     /* for ENUM all choices; for strings and paths those offered by completions;
+                                       terminated by NULL */
+    const char *value;              /* name of the value in the help: "N", "FILE"; NULL for flags and enums */
     const char *otherwise;          /* INT, SIZE: the value if no number follows; NULL: a number is required */
-    const char *help;               /* one or two lines, with the default; NULL: not listed */
+    const char *help;               /* one or two lines including the default; NULL: not listed */
     const char *details;            /* further sentences for the manual page; NULL: none */
     bool is_local;                  /* applies to one process only, so processes may differ in it */
-    bool written;                   /* FILE: one that the command writes; tried before any work */
+    bool written;                   /* for FILE: true if the command writes the file, which is then tried before any
+                                       work */
     const struct ari_option *group; /* GROUP */
 } ari_option;
 
-/* Rows of a table, by kind: name, field of ARI_VALUES, what bounds or names the value, help; then any other fields. */
+/* Rows of a table by kind: name, field of ARI_VALUES, what limits or names the value, help; then any other fields. */
 #define ARI_OPTION_ROW(which, called, field, ...)                                                     \
     {                                                                                                 \
         .name = (called), .kind = ARI_OPT_##which, .offset = offsetof(ARI_VALUES, field), __VA_ARGS__ \
@@ -124,15 +130,18 @@ typedef struct ari_positional {
 
 typedef struct ari_args_spec {
     const char *command;                            /* "check" */
-    const char *usage;                              /* arguments of the usage line; NULL: of the tables below */
-    const char *summary;                            /* one line, a sentence */
-    const char *example;                            /* whole command lines, separated by '\n' */
-    const ari_option *options;                      /* NULL: only the common ones */
+    const char *usage;                              /* arguments in the usage line; NULL: derived from the tables
+                                                       below */
+    const char *summary;                            /* one sentence */
+    const char *example;                            /* whole command lines separated by ' ' */
+    const ari_option *options;                      /* NULL: only the common options */
     const ari_positional *positionals;              /* positional arguments; NULL: none */
-    size_t size;                                    /* of the struct of values, whose first field is its ari_common */
-    const void *defaults;                           /* its fields before the parse; NULL: all zero */
-    ar_status (*run)(void *values, int *exit_code); /* *exit_code: 0, unless the result is a difference */
-    bool mismatch_differs; /* AR_ERR_MISMATCH is a difference: a mistake of the program, not of its user */
+    size_t size;                                    /* size of the struct of values, whose first field is its
+                                                       ari_common */
+    const void *defaults;                           /* values before parsing; NULL: all zero */
+    ar_status (*run)(void *values, int *exit_code); /* runs the subcommand; *exit_code stays 0 unless the result is a
+                                                       difference */
+    bool mismatch_differs; /* true if AR_ERR_MISMATCH is a difference: a mistake of the program and not of its user */
 } ari_args_spec;
 
 /* Options of a subcommand with the offsets of their fields: the first `local_count` are its own with groups expanded,
@@ -149,15 +158,14 @@ ari_option_list ari_options_of(const ari_args_spec *spec);
 typedef enum ari_args_action {
     ARI_ARGS_RUN,
     ARI_ARGS_HELP,     /* the options' names, by section */
-    ARI_ARGS_HELP_ALL, /* all that is said of each */
+    ARI_ARGS_HELP_ALL, /* the full description of each option */
     ARI_ARGS_VERSION
 } ari_args_action;
 
-/** Parses argv[1 ..] into *values; argv[0] is the subcommand's name. *action is another than RUN if --help, --help-all
- *  or --version stands before the first error.
- *  Errors: AR_ERR_ARG (unknown option, with the nearest one; a value missing, malformed or out of range, with what
- * would be right; too few or too many positionals), AR_ERR_UNSUPPORTED (an option of a later version). Strings are
- * borrowed from argv. */
+/** Parses argv[1 ..] into *values; argv[0] is the subcommand's name. *action differs from RUN if --help, --help-all or
+ *  --version precedes the first error. Errors: AR_ERR_ARG (unknown option, with the nearest name; a value missing,
+ *  malformed or out of range, with the valid values; too few or too many positionals), AR_ERR_UNSUPPORTED (an option of
+ *  a later version). Strings are borrowed from argv. */
 AR_NODISCARD ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values,
                                       ari_args_action *action);
 
@@ -180,7 +188,8 @@ void ari_args_help(FILE *out, const ari_args_spec *spec, bool is_full);
 /* --- subcommands -------------------------------------------------------------------------------------------------- */
 
 typedef struct ari_subcommand ari_subcommand;
-/* A new subcommand is a spec in the file of its name, and a row in main.c's table, which ends with the name NULL. */
+/* A subcommand. To add one, define a spec in the file of its name and add a row to main.c's table, which ends with the
+ * name NULL. */
 struct ari_subcommand {
     const char *name;
     const char *summary;                                                  /* NULL: not listed */
@@ -190,9 +199,9 @@ struct ari_subcommand {
 extern const ari_args_spec ari_compare_spec, ari_check_spec, ari_grads_spec, ari_train_spec, ari_verify_spec,
     ari_plan_spec, ari_lint_spec, ari_bugs_spec, ari_causes_spec, ari_info_spec;
 
-/** A subcommand from its arguments to its exit code: prints the help, the version, or an error, and leaves the other
- *  processes. */
+/** Runs a subcommand from its arguments to its exit code: prints the help, the version, or an error, and ends the
+ *  connection to other processes. */
 int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv);
-/** Not listed: `anyrank describe TEMPLATE OUT`, by which the build makes manual pages and completions: a copy of the
- *  template in which the tables of options replace the lines that ask for them. */
+/** Runs `anyrank describe TEMPLATE OUT`, which is not listed: the build uses it to make manual pages and completions.
+ *  Copies the template and replaces the lines that ask for tables of options. */
 int ari_command_describe(const ari_subcommand *subcommands, int argc, char **argv);

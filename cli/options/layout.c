@@ -189,7 +189,7 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
 
 ar_status ari_precision_check(ar_precision precision, ar_numerics numerics)
 {
-    if (precision != AR_PRECISION_TF32 || numerics != AR_NUMERICS_EXACT) /* native, or not said yet */
+    if (precision != AR_PRECISION_TF32 || numerics != AR_NUMERICS_EXACT) /* native numerics, or not chosen yet */
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
                         "--precision tf32: exact numerics multiply fp32 or bf16 numbers, give --numerics native too, "
@@ -370,7 +370,7 @@ static json_t *samples_json(const ar_parallel *p, size_t batch)
     return samples;
 }
 
-/* Members that are fields of the struct, besides its axes; an EXTENT of 0 counts as 1. */
+/* Kinds of layout fields besides its axes; an EXTENT of 0 counts as 1. */
 enum field_kind { FLAG, INT, EXTENT };
 static const struct field {
     const char *name;

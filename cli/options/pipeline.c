@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Options of a pipeline: its ranks, the layers of its stages, its schedule by name or as a file. */
+/* Options of a pipeline: its ranks, the layers of its stages, and its schedule by name or as a file. */
 #include <string.h>
 
 #include "cli/options/run.h"

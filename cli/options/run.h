@@ -25,11 +25,11 @@ typedef struct ari_run_values {
     double timeout;          /* seconds */
     const char *device, *inject, *betas;
     ari_strings groups;
-    bool muon; /* of plan, which takes no other optimizer */
+    bool muon; /* for plan, which has no other optimizer */
 } ari_run_values;
 
 #define ARI_NOT_GIVEN SIZE_MAX
-/* All that is not given; then any other fields. */
+/* Values for options that are not given; then any other fields. */
 #define ARI_RUN_NOT_GIVEN(...)                                                                                       \
     {                                                                                                                \
         .timeout = 60.0, .run.ddp.bucket_bytes = ARI_NOT_GIVEN, .run.clip = (double)NAN, .run.dropout = (double)NAN, \
@@ -46,13 +46,12 @@ typedef struct ari_run_values {
 
 extern const char *const ari_mlp_order_names[];
 
-/* Options of an ari_run_values: how large the model is, and which module is split how; how data moves; what the ranks
- * compute on; how a training step is split besides tp; what ZeRO shares out; how the data-parallel ranks sum their
- * gradients; what updates the weights; what the loss is. */
+/* Options of an ari_run_values: the model's size and each module's split; data movement; the device; how a training
+ * step is split besides tp; what ZeRO shards; how data-parallel ranks reduce gradients; the optimizer; the loss. */
 extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_options[], ari_step_layout_options[],
     ari_pipeline_options[], ari_zero_options[], ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
 
-/* Rows whose help is the subcommand's; ARI_VALUES has an ari_run_values called `r`. */
+/* Rows whose help text the subcommand supplies; ARI_VALUES must have an ari_run_values named `r`. */
 #define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                 \
     ARI_OPTION_SECTION("layout"),                                                                                  \
         ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 4096, "N", tp_help,                                             \
@@ -82,10 +81,10 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
 
 /** True if any option splits a step over ranks or in time, which --sweep chooses by itself. */
 bool ari_split_given(const ari_run_values *v);
-/** True if any option asks for one layout: for a split, or for recomputation. */
+/** Returns true if any option asks for a particular layout: for a split, or for recomputation. */
 bool ari_layout_given(const ari_run_values *v);
-/** Refuses a dropout or a label smoothing of 1, options that mean nothing without another (AR_ERR_ARG), and what the
- *  device refuses. */
+/** Refuses a dropout or label smoothing of 1, options that have no effect without another one (AR_ERR_ARG), and what
+ *  the device refuses. */
 AR_NODISCARD ar_status ari_layout_check(const ari_run_values *v);
 /** Refuses tf32 of exact numerics (AR_ERR_ARG). */
 AR_NODISCARD ar_status ari_precision_check(ar_precision precision, ar_numerics numerics);
@@ -103,7 +102,7 @@ void ari_device_json(json_t *o, const ar_device_choice *c);
  *  (with --mlp-order), those of ar_plan_load and ari_pipeline_schedule_read. */
 AR_NODISCARD ar_status ari_layout_load(const ari_run_values *v, ar_run *run);
 void ari_layout_unload(ar_run *run);
-/* The parts of ari_layout_check, ari_run_of and ari_layout_load that are about a pipeline. */
+/* The parts of ari_layout_check, ari_run_of and ari_layout_load for pipelines. */
 AR_NODISCARD ar_status ari_pipeline_check(const ari_run_values *v);
 void ari_pipeline_complete(ar_parallel *p, const ari_run_values *v);
 AR_NODISCARD ar_status ari_pipeline_load(ar_parallel *p, const ari_run_values *v);
@@ -118,20 +117,20 @@ enum { ARI_LAYOUT_TEXT = 128 };
 /** Writes ari_parallel_text to text[0, ARI_LAYOUT_TEXT), followed by the samples of each data-parallel rank if they are
  *  not equal: "dp=3 (3+3+2)". Returns text. */
 const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
-/* The same as an expression, in storage that lives to the end of the enclosing block. */
+/* The same as an expression, whose storage lives to the end of the enclosing block. */
 #define ARI_LAYOUT(p, batch) ari_layout_text((char[ARI_LAYOUT_TEXT]){0}, (p), (batch))
 /** Returns the number of layers of each stage, an empty array if they are even. A new reference; NULL if memory is
  *  short. */
 json_t *ari_stages_json(const ar_stages *s);
-/* Members of a layout in the order in which a result has them: of a run; of plan's layouts, and of a row of them; of a
- * fault's case. */
+/* Members of a layout in the order in which results contain them: for a run, for plan's layouts, for a row of these,
+ * and for a fault's case. */
 extern const char ari_layout_of_run[], ari_layout_of_plan[], ari_layout_of_row[], ari_layout_of_fault[];
 /** Returns the named members of a layout as an object, a new reference; NULL if memory is short. */
 json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members);
 
 /* --- the training step -------------------------------------------------------------------------------------------- */
 
-/* The one positional of most subcommands, in ARI_VALUES whose ari_run_values is `r`. */
+/* The single positional of most subcommands, for an ARI_VALUES whose ari_run_values is `r`. */
 #define ARI_MODEL_POSITIONAL(help, must)          \
     static const ari_positional positionals[] = { \
         ARI_POSITIONAL("MODEL", FOLDER, r.run.model, help, .required = (must), .choices = ari_model_names), {0}}
@@ -163,7 +162,7 @@ void ari_step_print(FILE *out, const ar_run *run);
 void ari_storage_print(FILE *out, ar_precision precision, ar_dtype storage);
 /** ", label smoothing 0.1, z-loss 0.0001", as far as there is any. */
 void ari_loss_print(FILE *out, const ar_loss_options *o);
-/** The same into a result. */
+/** Adds the same to a result. */
 void ari_loss_json(json_t *result, const ar_loss_options *o);
 /** Prints a note if the config has a dropout that the run does not use. */
 void ari_dropout_note(FILE *out, const ar_config *c, const ar_run *run);
@@ -200,7 +199,7 @@ void ari_watch_print(FILE *out, const ari_watch *w);
 /** Begins a table of predicted times: prints the line above it. Add a row for each run (s NULL: it did not finish). */
 ari_table ari_predicted_begin(FILE *out, const ari_watch *w);
 void ari_predicted_row(ari_table *t, const ar_parallel *p, size_t batch, const ar_trace_summary *s);
-/** The table of one run. Errors: AR_ERR_MEMORY. */
+/** Prints the table of one run. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_predicted_print(FILE *out, const ari_watch *w, const ar_parallel *p, size_t batch,
                                            const ar_trace_summary *s);
 /** Adds "cluster" and "trace" to a result, as far as they were given. */

@@ -84,7 +84,7 @@ const ari_option ari_loss_options[] = {
 
 _Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often as there may be groups");
 
-/* Refuses what was given, if it is another optimizer's or another schedule's. */
+/* Refuses given options that belong to another optimizer or another schedule. */
 static ar_status check_given(const ari_run_values *v, ar_optimizer_kind kind, ar_schedule schedule)
 {
     const ar_optimizer_options *options = &v->run.optimizer;
@@ -121,7 +121,7 @@ static ar_status parse_betas(double *beta1, double *beta2, const char *text)
     return AR_OK;
 }
 
-/* "lr=X" or "decay=Y", up to the end or a comma; *end: behind it, NULL if it is neither. */
+/* Parses "lr=X" or "decay=Y" up to a comma or the end; *end: the text after it, NULL if it is neither. */
 static void parse_item(ar_param_group *group, const char *item, const char **end)
 {
     static const char lr[] = "lr=", decay[] = "decay=";
@@ -136,7 +136,7 @@ static void parse_item(ar_param_group *group, const char *item, const char **end
     if (behind == number || !(value >= 0.0 && isfinite(value)))
         return;
     double *const target = is_lr ? &group->lr_scale : &group->weight_decay;
-    *end = isnan(*target) ? behind : NULL; /* else it is there twice */
+    *end = isnan(*target) ? behind : NULL; /* otherwise it is given twice */
     *target = value;
 }
 

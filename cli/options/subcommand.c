@@ -21,7 +21,7 @@ static bool same_file(const char *a, const char *b)
            x.st_ino == y.st_ino;
 }
 
-/* Inputs are not overwritten: of two names the one meant for a result is easily put in the other's place. */
+/* Refuses to overwrite inputs, because the names of an input and an output are easily swapped. */
 static ar_status keep_inputs(const ari_args_spec *spec, const ari_option_list *l, const void *values,
                              const ari_option *written, const char *path)
 {
@@ -38,7 +38,7 @@ static ar_status keep_inputs(const ari_args_spec *spec, const ari_option_list *l
                  : AR_OK;
 }
 
-/* Tries the files that the command will write, so that long work does not end in vain. */
+/* Tries the files that the command will write, so that long work is not done in vain. */
 static ar_status check_written(const ari_args_spec *spec, const void *values)
 {
     const ari_option_list l = ari_options_of(spec);
@@ -87,8 +87,8 @@ static bool is_of_word(char c)
     return isalnum((unsigned char)c) || c == '-' || c == '_';
 }
 
-/* True if the advice has the option's name as whole words: "virtual stages" and "virtual_stages" name
- * --virtual-stages. A character precedes the advice. */
+/* Returns true if the advice contains the option's name as whole words: both "virtual stages" and "virtual_stages" name
+ * --virtual-stages. The advice is preceded by a character. */
 static bool advice_names(const char *advice, const char *option)
 {
     for (const char *cursor = advice; *cursor; cursor++) {

@@ -18,7 +18,7 @@
 #include "verify/run/process_run.h"
 #include "verify/run/run.h"
 
-/* For a silent process: the original descriptor of its errors, and the one that keeps them; -1: not silent. */
+/* For a silent process: its original stderr descriptor, and the one that collects its errors; -1: not silent. */
 static int errors_fd = -1, kept_fd = -1;
 /* True if the other processes know the failure, or this process has printed it. */
 static bool joined;
@@ -80,9 +80,9 @@ static void end_late(int number)
     _exit(late_exit_code);
 }
 
-/* A launcher's processes find each other inside the launcher's library, which may wait without end for one that never
- * comes: one that ended before, or is another program. So an alarm ends the program some seconds after timeout_s, with
- * a message to `errors` and this exit status, unless alarm(0) comes first. */
+/* Sets an alarm that ends the program some seconds after timeout_s, with a message to `errors` and this exit status,
+ * unless alarm(0) is called first. A launcher's processes find each other inside of the launcher's library, which may
+ * wait forever for a process that has ended or runs another program. */
 static void set_alarm(double timeout_s, int errors, int exit_code)
 {
     const double seconds = (timeout_s > least_seconds ? timeout_s : least_seconds) + more_seconds;
@@ -157,7 +157,7 @@ static ar_status join_process(ar_process **result, const ar_process_options *o, 
     joined = st != AR_ERR_UNSUPPORTED && st != AR_ERR_ARG;
     if (!joined)
         return st;
-    /* Nobody else knows; but what process 0 found, it says itself. */
+    /* no other process knows; but process 0 reports what it found itself */
     if (st != AR_OK && errors_fd >= 0 && strncmp(ar_error_message(), "process 0:", strlen("process 0:")) != 0)
         dprintf(errors_fd, "anyrank: %s\n", ar_error_message());
     return st;
@@ -244,7 +244,7 @@ ar_status ari_transport_fits(const ari_common *common, const ar_run *run, int ra
 void ari_transport_end(ar_process *p, ar_status st)
 {
     fflush(stdout);
-    /* Process 0 reports what ends all, but not its own death. */
+    /* process 0 reports what ends all processes, but not its own death */
     if (p && st == AR_ERR_ABORTED && errors_fd >= 0 && ar_process_rank(p) == 1 &&
         strstr(ar_error_message(), "rank 0 is gone"))
         dprintf(errors_fd, "anyrank: %s\n", ar_error_message());
@@ -329,7 +329,7 @@ void ari_transport_prepare(int argc, char *const *argv)
         return;
     errors_fd = dup(STDERR_FILENO);
     kept_fd = ari_scratch_open();
-    /* Without /dev/null the message appears more than once, which does no harm. */
+    /* without /dev/null the message appears more than once, which is harmless */
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
         return;
     if (kept_fd >= 0)
@@ -365,14 +365,14 @@ static bool tell_others(const char *transport, int exit_code)
     return is_reported;
 }
 
-/* Prints the error kept so far, after a delay in which the launcher ends the process if the first one has printed the
- * same. */
+/* Prints the collected error after a delay, in which the launcher ends this process if the first process has printed
+ * the same. */
 static void speak(void)
 {
     char words[4096];
     fflush(stderr);
     if (sleep(SPEAK_AFTER_SECONDS) > 0)
-        return; /* a signal: the launcher's, which is ending all */
+        return; /* a signal from the launcher, which is ending all processes */
     const ssize_t n = lseek(kept_fd, 0, SEEK_SET) == 0 ? read(kept_fd, words, sizeof words) : 0;
     if (n > 0)
         dprintf(errors_fd, "%.*s", (int)n, words);

@@ -16,14 +16,15 @@ typedef struct ari_transport_values {
 
 extern const ari_option ari_transport_options[]; /* of an ari_transport_values */
 
-/** Refuses, where ranks are processes, an option that only threads of one process have; NULL: none (AR_ERR_ARG). */
+/** Refuses an option that only threads of one process support if ranks are processes; option NULL: none. Errors:
+ *  AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_transport_check(const ari_transport_values *v, const char *option);
-/** Sets common->process, this process's place among those that the launcher started: NULL with sim, and with nccl where
- *  no launcher has started it, which sets common->nccl_threads. `common` begins the values of the options. All are to
- *  have been started with the same subcommand and options, those of one process alone apart. Where the launcher's
- *  processes do not all come, the program ends with words about it, some seconds after the timeout. check_calls: as
- *  ar_process_options. The caller ends it by ari_transport_end. Errors: AR_ERR_ARG (share_gpus without nccl, several
- *  processes without a transport, other options), ar_process_create's. */
+/** Sets common->process to this process's place among the processes that the launcher started: NULL with sim, and NULL
+ *  with nccl without a launcher, which sets common->nccl_threads. `common` is the start of the options' values. All
+ *  processes must have been started with the same subcommand and options, except options of a single process. If some
+ *  of the launcher's processes do not arrive, the program ends with a message some seconds after the timeout.
+ *  check_calls: as in ar_process_options. The caller ends it by ari_transport_end. Errors: AR_ERR_ARG (share_gpus
+ *  without nccl, several processes without a transport, different options), those of ar_process_create. */
 AR_NODISCARD ar_status ari_transport_begin(ari_common *common, const ari_transport_values *v, const ari_args_spec *spec,
                                            double timeout_s, bool check_calls);
 /** Refuses --transport nccl for ranks as threads that NCCL cannot connect here: ranks on other devices, or more ranks
@@ -31,11 +32,11 @@ AR_NODISCARD ar_status ari_transport_begin(ari_common *common, const ari_transpo
 AR_NODISCARD ar_status ari_transport_fits(const ari_common *common, const ar_run *run, int ranks);
 /** Leaves the other processes after the last output; an error status ends them too. NULL: nothing to leave. */
 void ari_transport_end(ar_process *p, ar_status st);
-/** True if this process prints and writes files: it is the only one, or process 0. */
+/** Returns true if this process prints and writes files: it is the only one, or process 0. */
 bool ari_transport_reports(const ar_process *p);
 /** Prints the ranks' device, unless it is the CPU, and their connection, if they are processes: "device: 4 ranks share
  *  GPU 0 (NVIDIA H200)", "device: a GPU for each rank (4 x NVIDIA H200), connected by NCCL", "ranks: 4 processes,
- *  connected by MPI". world 0: runs of different numbers of ranks. */
+ *  connected by MPI". world 0: the runs have different numbers of ranks. */
 void ari_ranks_print(FILE *out, const ar_run *run, int world);
 /** Adds "transport" to an object; world 0: of several runs, the largest one counts. */
 void ari_transport_json(json_t *o, const ar_run *run, int world);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `anyrank plan --flow`: the operations of one rank, as a step without data records them, as text, Markdown, JSON. */
+/* `anyrank plan --flow`: prints the operations of one rank, recorded from a step without data, as text, Markdown or
+ * JSON. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,12 +22,12 @@ enum { CELL = 400, TITLE = 240 };
 typedef enum flow_pass { FLOW_START, FLOW_FORWARD, FLOW_BACKWARD, FLOW_STEP, FLOW_PASSES } flow_pass;
 static const char *const pass_names[FLOW_PASSES] = {"start", "forward", "backward", "step"};
 
-/* An operation, and the layers that do the same, one after the other. */
+/* An operation, and the consecutive layers that do the same. */
 typedef struct flow_row {
     const ari_ledger_operation *op;
     const ari_lint_placed *placed;
     size_t first_layer, layers; /* layers 0: in no layer */
-    size_t repeats;             /* such operations: broadcasts of as many experts */
+    size_t repeats;             /* number of such operations: broadcasts of this many experts */
 } flow_row;
 
 typedef struct flow_total {
@@ -41,7 +42,7 @@ typedef struct flow {
     flow_row *row;
     size_t rows, room;
     size_t micro_batches; /* of the rank with most */
-    size_t samples;       /* of the first of them, of all ranks */
+    size_t samples;       /* samples of the first of them, over all ranks */
     flow_total total[FLOW_PASSES];
 } flow;
 
@@ -95,7 +96,7 @@ static ar_status record(flow *f, const ari_step_case *c, int rank)
     AR_TRY(ari_cluster_dry(&unused, &o, rank, NULL));
     AR_TRY(ARI_ALLOC_ZERO(&f->placed, f->ledger.operations, "placements"));
     const ar_status st = ari_lint_records(&found, &f->placed, &f->ledger, 1, &layout);
-    free(found.finding); /* plan shows what lint judges */
+    free(found.finding); /* plan only shows placements; lint reports findings */
     return st;
 }
 
@@ -143,8 +144,9 @@ static double multiply_adds(const ari_ledger_operation *op)
     return op->multiply_adds;
 }
 
-/* Bytes that all ranks of the group move together: (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D
- * bytes, twice that for an all-reduce; D for a message; of exchanges as many times what this rank sends. */
+/* Returns the bytes that all ranks of the group move together: (N-1)*D for a reduce-scatter, an all-gather or a
+ * broadcast of D bytes, twice that for an all-reduce, D for a message; for an exchange N times the bytes that this rank
+ * sends. */
 static double group_bytes(const ari_ledger_call *c)
 {
     const double full_bytes = (double)c->count * (double)ar_dtype_bytes(c->dtype), peers = (double)(c->ranks - 1);
@@ -290,7 +292,7 @@ static bool same_names(const flow *f, const flow_row *a, const flow_row *b)
     return strcmp(title[0], title[1]) == 0;
 }
 
-/* True if two rows are one but for their layer. */
+/* Returns true if two rows differ only in their layers. */
 static bool same_rows(const flow *f, const flow_row *a, const flow_row *b)
 {
     const ari_ledger_operation *x = a->op, *y = b->op;
@@ -350,8 +352,8 @@ static bool is_experts(const ari_ledger_param *p)
     return strstr(p->name, "experts.") != NULL;
 }
 
-/* Broadcasts of the experts' parameters come expert by expert; those of a part are one row. first_row: row of the
- * layer. */
+/* Returns true if the row is joined to an earlier one: parameters of experts are broadcast expert by expert, and all
+ * broadcasts of a part form one row. first_row: row of the layer. */
 static bool joins_row(flow *f, const flow_row *row, size_t first_row)
 {
     enum { PARTS_OF_EACH = 6 };
@@ -449,7 +451,7 @@ static void values_cell(char cell[CELL], const flow *f, const ari_ledger_value *
         say_shape(&text, ndim, shape);
         if (is_known[i])
             say_type(&text, &type[i], &f->c->run.parallel);
-        if (strcmp(entry, last_entry) != 0) /* equal ones once */
+        if (strcmp(entry, last_entry) != 0) /* equal entries are printed once */
             ari_say(&cell_text, "%s%s", i > 0 ? "; " : "", entry);
         memcpy(last_entry, entry, sizeof last_entry);
     }
@@ -483,7 +485,7 @@ static size_t experts_of(const flow *f, const flow_row *row)
     return row->op->uses / names;
 }
 
-/* Parameters with their placements; as many experts' of one shape once. */
+/* Writes parameters with their placements; experts' parameters of one shape appear once, with their number. */
 static void weights_cell(char cell[CELL], const flow *f, const flow_row *row)
 {
     const ari_ledger_operation *op = row->op;

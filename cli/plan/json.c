@@ -64,7 +64,7 @@ static json_t *name_of(const ar_parallel *p)
     return json_string(text);
 }
 
-/* Counts are whole numbers, though they are added up in binary64; those beyond 2^63 stay what they are. */
+/* Counts are integers added in binary64; counts beyond 2^63 remain floats. */
 static json_t *count_json(double n)
 {
     return fabs(n) < 0x1p63 ? json_integer((json_int_t)n) : json_real(n);
@@ -135,7 +135,7 @@ json_t *ari_depth_json(const ari_depth *d)
 
 /* --- CSV ---------------------------------------------------------------------------------------------------------- */
 
-/* A field in quotes, with its own quotes doubled (RFC 4180, section 2). */
+/* Quotes a field and doubles quotes within it (RFC 4180, section 2). */
 static void quote(char text[2 * ARI_REASON + 1], const char *field)
 {
     size_t n = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cost of layouts: the question from the options, and its answer. */
+/* The cost of layouts: builds the request from the options and prints the answer. */
 
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
@@ -81,7 +81,7 @@ static ar_status check_sequence(const ari_plan_request *a)
     return AR_OK;
 }
 
-/* Ranks of the layout that the extents give. */
+/* Returns the number of ranks given by the extents. */
 static ar_status count_ranks(ari_plan_request *a)
 {
     if (a->v->gpus == 0)
@@ -174,7 +174,7 @@ static ar_status check_options(const ari_plan_request *a)
     if ((unsigned)p->schedule >= AR_PP_SCHEDULES)
         p->schedule = AR_PP_1F1B;
     p->dp_replicate = 0;
-    p->zero = 0; /* over dp and cp here: ari_planned_check */
+    p->zero = 0; /* sharded over dp and cp here: ari_planned_check */
     return ari_layout_check(&r);
 }
 

@@ -19,7 +19,8 @@ typedef struct computed {
     double begin, end;
 } computed;
 
-/* The schedule shown, and each rank's times. Unit of time: one micro-batch forward through this many layers. */
+/* The schedule to show, and each rank's times. Unit of time: the forward pass of one micro-batch through this many
+ * layers. */
 typedef struct shown {
     ar_pipeline_schedule *schedule;
     ar_pipeline_shape shape;
@@ -47,7 +48,8 @@ static size_t common_divisor(size_t a, size_t b)
     return b == 0 ? a : common_divisor(b, a % b);
 }
 
-/* A stage takes as long as its layers, at least as one: forward, for the gradients of its input, of its weights. */
+/* Sets a stage's times to its number of layers, at least one: for the forward pass, for the input's gradient, and for
+ * the weights' gradients. */
 static void stage_times(ar_pp_times *times, shown *s, const ar_parallel *p, const ar_config *c)
 {
     for (int i = 0; i < s->shape.stages; i++) {
@@ -107,7 +109,7 @@ static void print_row(FILE *out, char *row, const shown *s, int rank)
         memcpy(row + begin, text, length);
         row[end - 1] = ' ';
     }
-    fprintf(out, "  rank %-3d  %.*s\n", rank, (int)end - 1, row); /* the last has a space behind it */
+    fprintf(out, "  rank %-3d  %.*s\n", rank, (int)end - 1, row); /* the last character is followed by a space */
 }
 
 static ar_status print_picture(FILE *out, const shown *s)

@@ -48,10 +48,10 @@ json_t *ari_planned_json(const char *command, const ari_step_case *c);
 typedef enum ari_plan_table { ARI_PLAN_MEMORY, ARI_PLAN_SCALING, ARI_PLAN_DECISION } ari_plan_table;
 extern const char *const ari_plan_table_names[];
 
-/* Values of r.run.parallel's recompute.part and schedule that make a search try each. */
+/* Values of recompute.part and schedule in r.run.parallel with which a search tries all. */
 #define ARI_RECOMPUTE_NOT_GIVEN ((ar_recompute)-1)
 #define ARI_PP_SCHEDULE_NOT_GIVEN ((ar_pp_schedule)-1)
-/* Options of `plan`; -1 of table, top, system and r.run.parallel.zero: not given. */
+/* Options of `plan`; -1 in table, top, system and r.run.parallel.zero: not given. */
 typedef struct ari_plan_values {
     ari_common common;
     ari_run_values r;
@@ -66,13 +66,13 @@ typedef struct ari_plan_values {
 typedef struct ari_plan_request {
     const ari_plan_values *v;
     ar_config config;
-    ari_search search;   /* without progress: extents, stages and forms that are given are fixed; borrows config */
+    ari_search search;   /* without progress; given extents, stages and forms are fixed; borrows config */
     char cluster[200];   /* in words */
     const char *machine; /* GPU whose operations are timed by their shapes; NULL: none */
     size_t parameters;
 } ari_plan_request;
 
-/** `plan --flow`: a line an operation, then what the passes come to. Errors: AR_ERR_MEMORY, those of
+/** Runs `plan --flow`: prints one line per operation, then the totals of the passes. Errors: AR_ERR_MEMORY, those of
  *  ari_planned_case. */
 AR_NODISCARD ar_status ari_plan_flow(const ari_plan_values *v);
 /** Runs `plan --pipeline`. Errors: AR_ERR_ARG (no pipeline), those of ari_planned_case and of files. */
@@ -89,9 +89,10 @@ AR_NODISCARD ar_status ari_why_read(ari_choice *c, const char *text, int gpus);
 /** Prints why the first layout is first, a line for each reason, next to the layout of --why. Errors: AR_ERR_ARG
  *  (--why), those of ari_ranking_print. */
 AR_NODISCARD ar_status ari_why_print(FILE *out, const ari_plan_request *a, const ari_ranking *r);
-/** The same as members `why` and `asked`. Errors: as above. */
+/** Adds the same to the object as members `why` and `asked`. Errors: as above. */
 AR_NODISCARD ar_status ari_why_json(json_t *object, const ari_plan_request *a, const ari_ranking *r);
-/** A table of a model's layouts: as text, and its rows for JSON (gives). Errors: as ari_search_run. */
+/** Prints a table of a model's layouts and returns its rows for JSON, which the caller releases. Errors: as
+ *  ari_search_run. */
 AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *out, const ari_plan_request *a);
 /** Returns a layout's depth as JSON, a new reference; NULL if memory is short. */
 json_t *ari_depth_json(const ari_depth *d);
@@ -99,8 +100,8 @@ json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);
 json_t *ari_plan_request_json(const ari_plan_request *a);
 /** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r);
-/** Columns of a layout, with one more where the model has experts, the first of a table, and their number; their cells
- *  in a row. Errors: as of ari_throughput_of. */
+/** Columns for a layout, one more if the model has experts, with the table's first column and their number; and the
+ *  cells of a row. Errors: those of ari_throughput_of. */
 enum { ARI_LAYOUT_COLUMNS = ARI_LAYOUT_AXES + 12 };
 size_t ari_layout_columns(ari_column columns[ARI_LAYOUT_COLUMNS], const ar_config *config);
 AR_NODISCARD ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a, const ari_candidate *f);

@@ -7,9 +7,9 @@
 #include "ref/models/model_private.h"
 
 static const double GB = 1e-9;
-enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is shown without --gpus */
+enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* largest tp that is tried, and largest that is shown without --gpus */
 
-/* True if the model can have this tp; an error that is no verdict on it is returned. */
+/* Sets *can to whether the model supports this tp; returns errors that say nothing about that. */
 static ar_status can_have(bool *can, const ari_plan_request *a, int tp)
 {
     const ar_plan *plan = &a->search.base.step.run.plan;
@@ -154,7 +154,7 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_plan_request
     return AR_OK;
 }
 
-/* From one GPU to all of them, then longer sequences on all. */
+/* Adds rows from one GPU to all GPUs, then for longer sequences on all GPUs. */
 static ar_status decision_rows(ari_table *t, json_t *rows, const ari_plan_request *a)
 {
     static const size_t longer[] = {32768, 131072};

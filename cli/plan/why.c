@@ -56,7 +56,7 @@ static ar_status print_beside(FILE *out, const ari_plan_request *a, const ari_ca
 {
     ari_search s = a->search;
     ari_depth d, e;
-    s.first_only = true; /* their own accounts are not shown */
+    s.first_only = true; /* their cost breakdowns are not shown */
     AR_TRY(ari_depth_of(&d, &s, &best_layout->choice, NULL));
     AR_TRY(ari_depth_of(&e, &s, &f->choice, NULL));
     char names[2][ARI_CHOICE_TEXT];

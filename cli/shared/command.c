@@ -71,7 +71,7 @@ bool ari_prints_text(const ari_common *common)
     return !common->quiet && (common->json == NULL || strcmp(common->json, "-") != 0);
 }
 
-/* One more whenever a member goes, or means something else; new members do not count. */
+/* Version of the JSON, increased when a member is removed or changes its meaning; new members do not count. */
 enum { SCHEMA = 1 };
 
 json_t *ari_json_begin(const char *command)

@@ -11,7 +11,7 @@
 #include "anyrank/status.h"
 #include "ref/io/file.h"
 
-/* Parts that all subcommands share: exit codes, errors, the version, output of results, and notes on a
+/* Functions that all subcommands share: exit codes, errors, the version, output of results, and notes on a
  * configuration. */
 
 /** Options of every subcommand. */
@@ -19,21 +19,22 @@ typedef struct ari_common {
     const char *json; /* file for the result; "-": standard output; NULL: none */
     bool quiet;
     bool no_color;
-    int threads;     /* of the whole process; 0: as many as there are cores */
-    uint64_t seed;   /* 0 unless given */
+    int threads;     /* threads of the whole process; 0: as many as cores */
+    uint64_t seed;   /* 0 if not given */
     int progress_fd; /* file descriptor for progress that a program reads (cli/shared/progress.h); 0: none */
-    int argc;        /* the subcommand's arguments, from its name on */
+    int argc;        /* arguments of the subcommand, starting with its name */
     char *const *argv;
     const char *repeated;       /* option that is given twice and whose last value counts; NULL: none */
-    struct ar_process *process; /* this one's place, once a run has begun whose ranks are processes; NULL: threads */
-    bool nccl_threads;          /* the ranks of that run are threads that NCCL is to connect */
+    struct ar_process *process; /* this process's place after a run with processes as ranks has begun; NULL: ranks
+                                   are threads */
+    bool nccl_threads;          /* true if NCCL connects that run's ranks, which are threads */
 } ari_common;
 
 /* Exit status, as diff has it. */
 typedef enum ari_exit {
     ARI_EXIT_SAME = 0,      /* the same, or all well */
     ARI_EXIT_DIFFERENT = 1, /* a difference, or a failed check */
-    ARI_EXIT_USAGE = 2,     /* the caller can put it right: options, files, configurations */
+    ARI_EXIT_USAGE = 2,     /* an error that the caller can correct: options, files, configurations */
     ARI_EXIT_MACHINE = 3    /* the machine failed */
 } ari_exit;
 
@@ -43,18 +44,18 @@ bool ari_cause_known(const char *cause);
  *  broken invariant); otherwise 2. A difference is not a status: the caller returns 1. */
 int ari_exit_code(ar_status st);
 
-/** "anyrank check: what went wrong" on stderr, from the thread's last message or, without one, from the status.
- *  command NULL: "anyrank: ...". */
+/** Prints "anyrank check: what went wrong" to stderr, from the thread's last message or, if there is none, from the
+ *  status. command NULL: "anyrank: ...". */
 void ari_print_error(const char *command, ar_status st);
 
 /** "0.3.0". Static storage. */
 const char *ari_version(void);
 /** "Release". Static storage. */
 const char *ari_build_type(void);
-/** Version, build type, the BLAS with its kernels, CUDA: one line each. Starts it. */
+/** Prints version, build type, the BLAS with its kernels, and CUDA, one line each. Initialises the BLAS. */
 void ari_print_version(FILE *out);
 
-/** True if the text for people goes to stdout: neither with --quiet, nor when --json has taken stdout. */
+/** Returns true if the text report goes to stdout: without --quiet, and unless --json uses stdout. */
 bool ari_prints_text(const ari_common *common);
 
 /** Returns the beginning of every result: {"tool":"anyrank","version":...,"schema":1,"command":...}. A new reference;

@@ -42,7 +42,7 @@ void ari_progress_line(char *line, int size, int width, double seconds, double f
         snprintf(head, sizeof head, "%3.0f %%  %.0f s  ", (fraction < 1.0 ? fraction : 1.0) * 100.0, seconds);
     else
         snprintf(head, sizeof head, "%.0f s  ", seconds);
-    /* One column stays free: a full line would wrap on some terminals. */
+    /* one column stays empty, because a full line would wrap on some terminals */
     const int scratch = (width < size ? width : size) - 1 - (int)strlen(head);
     const int length = (int)strlen(label);
     if (scratch < 4)

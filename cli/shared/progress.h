@@ -26,9 +26,9 @@ typedef struct ari_progress {
 void ari_progress_begin(ari_progress *p, const struct ari_common *common);
 /** Shows the progress. fraction is in [0, 1], or negative if unknown; `label` is shortened in the middle to fit. */
 void ari_progress_update(ari_progress *p, double fraction, const char *label);
-/** The same as a callback of the library; user: the ari_progress. */
+/** Updates the progress as a callback of the library; user: the ari_progress. */
 void ari_progress_show(void *user, double fraction, const char *label);
-/** Removes the line; the next update draws it again. */
+/** Erases the line; the next update draws it again. */
 void ari_progress_clear(ari_progress *p);
 /** Removes the line. */
 void ari_progress_end(ari_progress *p);

@@ -57,7 +57,7 @@ static int width_of(const char *text)
     return width;
 }
 
-/* The cells of one row; the last column is not padded, so that no line ends in spaces. */
+/* Prints the cells of a row; the last column is not padded, so that no line ends in spaces. */
 static void print_row(const ari_table *t, const char *const *cells, const int *widths, FILE *out, int indent)
 {
     size_t cell_count = t->n;
@@ -91,7 +91,7 @@ static void print_all(const ari_table *t, const char **titles, int *widths, FILE
         print_row(t, (const char *const *)(t->cells + i), widths, out, indent);
 }
 
-/* One line; a bar in a cell would end it. */
+/* Prints a row of Markdown. A cell must not contain a bar, which would end it. */
 static void print_markdown_row(const char *const *cells, size_t n, FILE *out)
 {
     for (size_t c = 0; c < n; c++) {
@@ -166,7 +166,7 @@ const char *ari_bytes_text(char *text, uint64_t bytes)
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
     double value = (double)bytes;
     size_t unit = 0;
-    /* 999.95 kB would print as 1000.0 kB. */
+    /* prevents 999.95 kB from being printed as 1000.0 kB */
     while (value >= (unit == 0 ? 1000.0 : 999.95) && unit + 1 < sizeof units / sizeof units[0]) {
         value /= 1000.0;
         unit++;

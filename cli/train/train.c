@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* anyrank train: options in, a line a step out. What a run does is the library's (run/). */
+/* anyrank train: reads options and prints a line per step. The library (run/) does the training. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -19,7 +19,7 @@
 
 /* --- what makes no sense ------------------------------------------------------------------------------------------ */
 
-/* Refuses what makes no sense together, and files that could not be written, before any work. Errors: AR_ERR_ARG,
+/* Refuses contradictory options, and files that cannot be written, before any work. Errors: AR_ERR_ARG,
  * AR_ERR_UNSUPPORTED, AR_ERR_IO. */
 static ar_status check_values(const ari_train_values *v)
 {
@@ -132,12 +132,13 @@ static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c
 
 /* --- signals ------------------------------------------------------------------------------------------------------ */
 
-/* Read by the ranks' threads; without a lock, so that a handler may write it. */
+/* read by the ranks' threads; without a lock, because a signal handler writes it */
 static atomic_int caught_signal;
 
 static const int caught_signals[] = {SIGINT, SIGTERM, SIGHUP};
 
-/* The first one ends the run after its step; a second one, of any kind, ends the process. */
+/* Handles a signal: the first one ends the run after the current step, and a second one of any kind ends the
+ * process. */
 static void catch_once(int number)
 {
     atomic_store(&caught_signal, number);
@@ -145,7 +146,7 @@ static void catch_once(int number)
         signal(caught_signals[i], SIG_DFL);
 }
 
-/* A signal that the parent ignores stays ignored: nohup, and jobs in the background. */
+/* A signal that the parent ignores stays ignored, as with nohup and background jobs. */
 static void catch_signals(void)
 {
     for (size_t i = 0; i < sizeof caught_signals / sizeof *caught_signals; i++) {
@@ -166,7 +167,7 @@ typedef struct listener {
     uint64_t start_step; /* steps before this run */
     uint64_t tokens;     /* since the last line */
     double seconds;
-    double first_seconds; /* of the steps that the announcement waits for */
+    double first_seconds; /* seconds of the first steps, after which the estimate is printed */
 } listener;
 
 static uint64_t last_step(const ar_training_options *o)

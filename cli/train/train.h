@@ -13,7 +13,7 @@
 /* Options of `anyrank train`. 0, -1 and NULL: not given. */
 typedef struct ari_train_values {
     ari_common common;
-    ar_training_options o; /* but for the run; data_format -1 */
+    ar_training_options o; /* all options except the run; data_format -1: not given */
     ari_run_values r;      /* seed ARI_NOT_GIVEN, numerics -1 */
     ari_transport_values transport;
     ari_watch_values watch;
@@ -26,9 +26,9 @@ ar_status ari_command_train(void *values, int *exit_code);
 
 /* A training run for people, and as JSON. */
 
-/** Model, data, steps, layout and what it means: before the first step. */
+/** Prints model, data, steps, layout and their consequences, before the first step. */
 void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_training_options *o);
-/** One line; tokens_per_second of the steps since the line before. */
+/** Prints one line; tokens_per_second: since the preceding line. */
 void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per_second);
 /** Prints losses and time, how to resume a stopped run, and as the last line the hash of the weights. */
 void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_training_options *o);

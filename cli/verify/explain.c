@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Why a report's first tensor differs: the question to anyrank.explain, which also writes the report's page. */
+/* Asks anyrank.explain why a report's first tensor differs; the same call writes the report's page. */
 #include "verify/explain/explain.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For people: whether a difference is one that rounding makes. */
+/* Prints whether a difference is one that rounding explains. */
 #include <math.h>
 
 #include "cli/shared/table.h"

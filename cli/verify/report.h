@@ -10,14 +10,14 @@
 
 /* --- the cause (explain.c) ---------------------------------------------------------------------------------------- */
 
-/* What anyrank.explain says of a report. */
+/* The explanation of a report by anyrank.explain. */
 typedef struct ari_verify_cause {
-    json_t *answer;    /* python/anyrank/explain/answers.py lists its fields; NULL: there is none */
-    char failure[400]; /* why; "": it was not asked for */
+    json_t *answer;    /* the answer, whose fields python/anyrank/explain/answers.py lists; NULL: none */
+    char failure[400]; /* why there is no answer; "": none was requested */
 } ari_verify_cause;
-/** Asks why the first tensor of a report differs, if `explain`, and writes the report as a page, if `page` is a path.
- *  report: its JSON. End with ari_verify_cause_fini, also after an error. Errors: AR_ERR_MEMORY, AR_ERR_IO,
- *  AR_ERR_UNSUPPORTED (a page, and Python or numpy cannot be had). */
+/** Asks for the cause of a report's first difference if `explain`, and writes the report as a page if `page` is a path.
+ *  report: its JSON. The caller ends it with ari_verify_cause_fini, also after an error. Errors: AR_ERR_MEMORY,
+ *  AR_ERR_IO, AR_ERR_UNSUPPORTED (a page is requested, and Python or numpy is missing). */
 AR_NODISCARD ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, const ar_verify_options *o,
                                       const json_t *report, const char *page, bool explain);
 /** Adds the cause to the report's JSON, which then has the fields of "verify --json". */
@@ -26,21 +26,21 @@ void ari_verify_cause_fini(ari_verify_cause *cause);
 
 /* --- sketches (sketches.c) ---------------------------------------------------------------------------------------- */
 
-/** Compares two runs of which one at least has sketches instead of tensors, and prints the report. max_report: rows of
+/** Compares two runs of which at least one has sketches instead of tensors, and prints the report. max_report: rows of
  *  a table. Errors: those of ari_sketches_compare. */
 AR_NODISCARD ar_status ari_verify_sketches(int *exit_code, const ar_verify_options *o, const ari_common *common,
                                            size_t max_report);
 
 /* --- for people (report.c, normal.c) ------------------------------------------------------------------------------ */
 
-/** The lines of the answer; without one why there is none. */
+/** Prints the answer, or why there is none. */
 void ari_verify_print_cause(FILE *to, const ari_verify_cause *cause);
-/** The whole report: the first tensor that differs and its cause, tables of at most `most` rows, and in the last line
- *  the key fact, behind `label`, such as "verify". page: where the report is written as a page; NULL: nowhere. Errors:
+/** Prints the whole report: the first tensor that differs and its cause, tables of at most `most` rows, and in the
+ *  last line the result after `label`, such as "verify". page: path of the report's page; NULL: none. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_print(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause, size_t most,
                                         const char *page, const char *label);
-/** The answer to --normal, what it was found by, and the ten most unusual tensors. Errors: AR_ERR_MEMORY. */
+/** Prints the answer to --normal, what it is based on, and the ten most unusual tensors. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_print_normal(FILE *out, const ari_normal *n);
 /** The explanation of the first that differs, if the difference is not normal. */
 void ari_verify_print_not_normal(FILE *out, const ari_normal *n, const ari_verify_cause *cause);

@@ -112,7 +112,7 @@ static ar_status print_rows(FILE *out, const ari_sketch_report *r, size_t max_re
     return st;
 }
 
-/* "not compared: 3 steps that only the reference has: 5, 6, 7" */
+/* Prints "not compared: 3 steps that only the reference has: 5, 6, 7". */
 static void print_steps(FILE *out, const ari_step_list *steps, const char *which)
 {
     enum { MOST = 8 };

@@ -19,11 +19,11 @@ ARI_OWNER(ar_verify_report, ar_verify_report_destroy)
 
 typedef struct verify_values {
     ari_common common;
-    ar_verify_options o; /* but for the rule and what it allows, and the globs */
+    ar_verify_options o; /* all options except the rule, its allowances, and the globs */
     const char *html;
     bool bits, normal, rounding, unexplained;
     size_t ulp;        /* SIZE_MAX: not given */
-    double rtol, atol; /* below 0: not given */
+    double rtol, atol; /* negative: not given */
     ari_strings only, leave;
     size_t max_report;
 } verify_values;
@@ -144,10 +144,11 @@ static ar_status globs_init(globs *g, const ari_strings *s, const char *option)
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
-/* Members went, or mean something else, so often: "facts" and a row's "considered" at 2. */
+/* Version of the JSON: increased when members are removed or change their meaning; 2 for "facts" and a row's
+ * "considered". */
 enum { VERIFY_SCHEMA = 2 };
 
-/* Adds to the report's JSON what was found besides. Takes the report; NULL without memory. */
+/* Adds further results to the report's JSON. Takes ownership of the report; NULL if memory is short. */
 static json_t *whole_json(json_t *report, const ar_verify_report *r, const ari_verify_cause *cause,
                           const ari_normal *normal)
 {
@@ -197,7 +198,7 @@ static ar_status run_comparison(int *exit_code, const verify_values *v, ar_verif
     return v->common.json ? ari_json_end(whole_json(json_incref(report), r, &cause, normal), &v->common) : AR_OK;
 }
 
-/* Options that need elements, which sketches do not have. */
+/* Refuses options that need elements, which sketches do not have. */
 static ar_status check_sketched(const verify_values *v, const bool *sketched)
 {
     const struct {

@@ -75,7 +75,7 @@ struct stream_handle {
     stream_handle *next;
 };
 
-/* The handles of one device, made when a stream first asks for one. */
+/* The cuBLAS handles of one device, created when a stream first needs one. */
 struct handles {
     cublas call;
     bool pedantic; /* ARI_SGEMM_VARIABLE */
@@ -84,13 +84,14 @@ struct handles {
     ari_tile_machine machine;
 };
 
-/* cuBLAS's largest kernels for int8: 128 x 256 on a processor. */
+/* cuBLAS's largest int8 kernels: 128 x 256 per processor. */
 const size_t PART_ROWS = 128, PART_COLS = 256;
-/* Bytes for the planes of results with short rows of terms, whose products would be too short to start in smaller
- * tiles. */
+/* Maximum bytes of planes for results with short rows of terms, whose products would be too short if divided into
+ * smaller tiles. */
 const size_t PLANE_BYTES = static_cast<size_t>(384) << 20;
 
-/* The calling thread's GPU; three quarters of its cache, as operands pass through it too. */
+/* Describes the calling thread's GPU; the cache counts as three quarters of its size, because operands pass through it
+ * too. */
 ar_status machine_of(ari_tile_machine *m)
 {
     int gpu = 0, processors = 0, cache = 0;
@@ -108,8 +109,8 @@ ar_status machine_of(ari_tile_machine *m)
 /* Largest batch of one call: the limit of a grid's third dimension. */
 const size_t BATCH_MAX = 65535;
 
-/* True if cuBLAS has no kernel for a shape: for int8 the documented status and three others. The sticky error that a
- * kernel before it may have left is reported first. */
+/* Returns true if cuBLAS has no kernel for a shape; for int8 it returns the documented status or three others. A sticky
+ * error left by an earlier kernel is reported first. */
 bool has_no_kernel(cublasStatus_t s, bool int8)
 {
     return s == CUBLAS_STATUS_NOT_SUPPORTED ||
@@ -122,7 +123,7 @@ ar_status refused(const cublas &call, cublasStatus_t s, const char *label, bool 
     const ar_status code = s == CUBLAS_STATUS_ALLOC_FAILED ? AR_ERR_MEMORY
                            : has_no_kernel(s, int8)        ? AR_ERR_UNSUPPORTED
                                                            : AR_ERR_DEVICE;
-    (void)launched(label); /* finds a sticky error, which cuBLAS has no word for */
+    (void)launched(label); /* finds a sticky error, for which cuBLAS has no status */
     AR_TRY(ari_gpu_check_lost());
     return ar_error_set(code, "cuBLAS, %s: %s", label, call.status_string(s));
 }
@@ -133,7 +134,7 @@ ar_status handle_create(stream_handle **out, ar_device *d, const cublas &call, c
     AR_TRY(ari_alloc(&memory, 1, sizeof(stream_handle), "a handle of cuBLAS"));
     stream_handle *h = static_cast<stream_handle *>(memory);
     cublasStatus_t s = call.create(&h->handle);
-    if (s == CUBLAS_STATUS_ALLOC_FAILED && ari_gpu_trim(d) == AR_OK) /* what the pool keeps may be all there is */
+    if (s == CUBLAS_STATUS_ALLOC_FAILED && ari_gpu_trim(d) == AR_OK) /* the pool may hold all free memory */
         s = call.create(&h->handle);
     if (s != CUBLAS_STATUS_SUCCESS) {
         ::free(memory);
@@ -198,7 +199,7 @@ struct product_types {
     size_t operand_bytes, result_bytes;
 };
 
-/* Row-major c = a b^T is, to cuBLAS, which takes columns first, c^T = b a^T. */
+/* cuBLAS is column-major, so row-major c = a b^T is c^T = b a^T. */
 ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                   const blas_matrix &b, const product_types &t, const void *alpha, const void *factor)
 {

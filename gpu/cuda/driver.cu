@@ -15,7 +15,7 @@ namespace ari_cuda
 namespace
 {
 
-/* The oldest with what kernels use: integer reductions of a warp, and bf16 and TF32 products. */
+/* Oldest GPU with the features that kernels use: integer warp reductions, and bf16 and TF32 products. */
 enum { OLDEST_MAJOR = 8 };
 
 /* "13.0" of 13000. */
@@ -116,7 +116,7 @@ ar_status ari_gpu_info_get(ar_gpu_info *out, int index)
     AR_TRY(count(&n));
     if (index < 0 || index >= n)
         return ar_error_set(AR_ERR_ARG, "there is no GPU %d: this machine has %d, counted from 0", index, n);
-    /* Neither cudaSetDevice nor cudaMemGetInfo, which create a context: hundreds of megabytes on every GPU. */
+    /* avoids cudaSetDevice and cudaMemGetInfo, which create a context and take hundreds of megabytes on every GPU */
     const cudaError_t e = cudaGetDeviceProperties(&p, index);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();

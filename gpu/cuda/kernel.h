@@ -14,13 +14,13 @@
 namespace ari_cuda
 {
 
-/* Makes the queue's GPU the calling thread's, and gives the stream that the queue stands on. */
+/* Selects the queue's GPU for the calling thread, and returns the queue's stream. */
 ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *stream);
 /* Checks that the library can compute on this GPU. Errors: AR_ERR_UNSUPPORTED, which names what is missing. */
 ar_status check_gpu(int index);
 /* Returns AR_ERR_DEVICE with the failed operation and the reason if e is an error. */
 ar_status check(cudaError_t e, const char *label);
-/* After a launch: AR_ERR_DEVICE if the GPU refused it. */
+/* Checks a launch: AR_ERR_DEVICE if the GPU refused it. */
 ar_status launched(const char *label);
 
 /* A buffer's memory as a kernel sees it. */
@@ -40,7 +40,7 @@ class block
 
     template <class F> __device__ void each(size_t n, F f) const
     {
-        __syncthreads(); /* what was read before is not written yet */
+        __syncthreads(); /* earlier reads must finish before the next writes */
         for (size_t i = threadIdx.x; i < n; i += blockDim.x)
             f(i);
         __syncthreads();
@@ -48,7 +48,7 @@ class block
     template <class F> __device__ uint64_t sum(size_t n, F f) const
     {
         unsigned long long s = 0;
-        __syncthreads(); /* nor are an earlier sum's parts */
+        __syncthreads(); /* as must reads of an earlier sum's parts */
         for (size_t i = threadIdx.x; i < n; i += blockDim.x)
             s += static_cast<unsigned long long>(f(i));
         for (int step = 16; step > 0; step /= 2)
@@ -122,7 +122,7 @@ template <class F> __global__ void run_blocks(size_t n, F f)
     for (size_t i = blockIdx.x; i < n; i += gridDim.x) {
         const block b{i};
         f(b);
-        __syncthreads(); /* the next one has the same shared memory */
+        __syncthreads(); /* the next sum uses the same shared memory */
     }
 }
 
@@ -139,7 +139,7 @@ template <class F> ar_status launch_each(ar_device *d, ar_queue *q, size_t n, co
     return launched("run_each");
 }
 
-/* Enqueues f(b) for n blocks; width: what most of their loops run over, for the number of their threads. */
+/* Enqueues f(b) for n blocks; width: iterations of most of their loops, which determines the number of threads. */
 template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, size_t width, const F &f)
 {
     const unsigned max_blocks = 1u << 30;

@@ -17,7 +17,7 @@ namespace ari_cuda
 struct pool {
     int gpu;
     cudaMemPool_t handle;
-    size_t devices; /* that have it open */
+    size_t devices; /* number of devices that have the pool open */
     pool_stream *streams;
     pool *next;
 };
@@ -25,7 +25,7 @@ struct pool {
 namespace
 {
 
-/* One for each GPU in use; guarded by the lock, and so are `devices` and `streams`. */
+/* One pool for each GPU in use. The lock guards the list, and `devices` and `streams`. */
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 pool *pools;
 
@@ -41,8 +41,8 @@ ar_status allow(const pool *p, int gpu)
     return check(cudaMemPoolSetAccess(p->handle, &access, 1), "letting another GPU use its memory");
 }
 
-/* Between ranks that are threads NCCL reads and writes the other ranks' buffers. It allows this by itself for memory of
- * cudaMalloc, and not for a pool's. */
+/* Lets GPUs access each other's pools. Between ranks that are threads, NCCL reads and writes other ranks' buffers; it
+ * enables that itself for memory of cudaMalloc, but not for a pool's memory. */
 ar_status allow_each_other(const pool *p)
 {
     for (const pool *peer = pools; peer; peer = peer->next) {
@@ -61,9 +61,9 @@ ar_status create_pool(pool **out, int gpu)
     props.allocType = cudaMemAllocationTypePinned;
     props.location.type = cudaMemLocationTypeDevice;
     props.location.id = gpu;
-    uint64_t keep_all = UINT64_MAX; /* until it is trimmed */
-    /* Memory that another stream freed is not reused by a wait for that stream: such a wait, which no rank asked for,
-     * could stand between one collective and another in another order than on the next rank. */
+    uint64_t keep_all = UINT64_MAX; /* keep all memory until the pool is trimmed */
+    /* Prevents reuse of memory freed by another stream after a wait for that stream: such a wait, which no rank
+     * requested, could end up between collectives in a different order than on another rank. */
     int no_waits = 0;
     ar_status st = check(cudaMemPoolCreate(&p->handle, &props), "making a pool of its memory");
     if (st == AR_OK)

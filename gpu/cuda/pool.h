@@ -23,9 +23,10 @@ struct pool_stream {
 /* Returns the pool of GPU `gpu`, the calling thread's, created with the first device on it. Close it with
  * pool_close. */
 ar_status pool_open(pool **out, int gpu);
-/* The GPU has the memory back with the last one. Accepts NULL. */
+/* Closes a pool; the last user returns the memory to the GPU. Accepts NULL. */
 void pool_close(pool *p);
-/* Adds a stream of the pool's GPU, which is the calling thread's. The stream's owner removes it before it ends. */
+/* Adds a stream of the pool's GPU, which must be the calling thread's. The stream's owner removes it before ending
+ * it. */
 void pool_join(pool *p, pool_stream *s);
 void pool_leave(pool *p, pool_stream *s);
 /* Allocates memory for work that is enqueued on s from now on. Memory freed by another stream is reused only after that

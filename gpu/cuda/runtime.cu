@@ -23,7 +23,7 @@ namespace
 /* Stream of a device. It lives as long as the device: a destroyed queue leaves it to the next queue, so that a
  * library's state for the stream (gpu/cuda/blas.cu) stays valid. */
 struct stream {
-    ari_stream base; /* first: an ari_stream of this kind is one of these */
+    ari_stream base; /* must be the first field, since an ari_stream * points to it */
     cudaStream_t handle;
     pool_stream in_pool;
     bool in_use; /* by a queue */
@@ -89,7 +89,7 @@ ar_status stream_mark(ari_stream *s, ari_mark **m)
     const bool is_new = !*m;
     const int gpu = cuda_of(s->device)->gpu;
     AR_TRY(choose(gpu));
-    if (*m && reinterpret_cast<mark *>(*m)->gpu != gpu) { /* an event is of one GPU */
+    if (*m && reinterpret_cast<mark *>(*m)->gpu != gpu) { /* an event belongs to one GPU */
         mark_destroy(*m);
         *m = nullptr;
     }
@@ -124,7 +124,7 @@ ar_status mark_poll(const ari_mark *m, bool *is_done)
     return check(e, "work enqueued before");
 }
 
-/* Spins as long as a short kernel takes, then sleeps: ranks that share few cores wait at the same time. */
+/* Spins as long as a short kernel takes, then sleeps, because ranks that share few cores wait at the same time. */
 ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
 {
     const uint64_t spin_ns = 100000, since = ari_now_ns();
@@ -139,11 +139,11 @@ ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
             return ar_error_set(AR_ERR_TIMEOUT, "GPU %d has not done what was enqueued after %.3f s",
                                 reinterpret_cast<const mark *>(m)->gpu, static_cast<double>(waited) * 1e-9);
         if (waited > spin_ns)
-            (void)nanosleep(&nap, nullptr); /* woken early: it asks earlier */
+            (void)nanosleep(&nap, nullptr); /* if woken early, it checks earlier */
     }
 }
 
-/* Nothing is under way: its queue has waited. */
+/* Nothing is in flight, since the stream's queue has waited. */
 void stream_leave(ari_stream *base)
 {
     stream *s = reinterpret_cast<stream *>(base);
@@ -182,7 +182,7 @@ ar_status stream_create(cuda_device *d, stream **out)
     AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&s), 1, sizeof *s, "a stream"));
     s->base.ops = &stream_ops;
     s->base.device = &d->base;
-    /* Not ordered with the stream 0 that other libraries may use. */
+    /* not synchronised with stream 0, which other libraries may use */
     const ar_status st = check(cudaStreamCreateWithFlags(&s->handle, cudaStreamNonBlocking), "making a stream");
     if (st != AR_OK) {
         ::free(s);
@@ -234,7 +234,7 @@ ar_status check(cudaError_t e, const char *label)
 {
     if (e == cudaSuccess)
         return AR_OK;
-    (void)cudaGetLastError(); /* or the next launch would be blamed for it */
+    (void)cudaGetLastError(); /* otherwise the next launch would report it */
     return ari_gpu_failed(e, label, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
@@ -275,7 +275,7 @@ ar_status queue_create(ar_device *d, ar_queue **out, ar_queue_kind kind, const c
         stream_leave(&s->base);
         return st;
     }
-    if (kind == AR_QUEUE_INLINE) /* a thread's queue has collectives, and no products */
+    if (kind == AR_QUEUE_INLINE) /* a thread's queue runs collectives and no products */
         st = blas_prepare(d, *out);
     if (st != AR_OK)
         ar_queue_destroy(*out);
@@ -330,8 +330,8 @@ ar_status copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
     if (bytes == 0)
         return AR_OK;
     AR_TRY(check(cudaMemcpyAsync(dst.ptr, src.ptr, bytes, cudaMemcpyDefault, s), "copying"));
-    /* A copy from or to pageable host memory may still be running: the memory must outlive it, on a caller's way out
-     * after an error too. */
+    /* A copy from or to pageable host memory may still be running. The memory must outlive it, also when the caller
+     * returns after an error. */
     return is_host(src.ptr) || is_host(dst.ptr) ? check(cudaStreamSynchronize(s), "copying from or to the host")
                                                 : AR_OK;
 }

@@ -12,16 +12,16 @@
 namespace ari_emulated
 {
 
-/* Planes: what the second cache level holds. */
+/* Planes are limited to the size of the L2 cache. */
 ari_tile_machine blas_machine(ar_device *)
 {
     return {4, 32, 32, static_cast<size_t>(1) << 20, static_cast<size_t>(1) << 20};
 }
 
-/* Rows of b that stay in the second cache level while those of a pass by. */
+/* rows of b that stay in the L2 cache while rows of a stream past them */
 const size_t COLS = 32;
 
-/* Rows of int16, whose products in pairs are one instruction of the processor. */
+/* Widens rows to int16, whose pairwise products are one processor instruction. */
 ARI_HOT static void widen(int16_t *dst, const int8_t *src, size_t ld, size_t rows, size_t n)
 {
     for (size_t i = 0; i < rows; i++)
@@ -56,7 +56,7 @@ static ar_status check_operands(const blas_shape &s, const blas_matrix &c, const
                  : AR_OK;
 }
 
-/* The largest magnitude in each column of one operand's rows; n of them. */
+/* Computes the largest magnitude in each of n columns of one operand's rows. */
 ARI_HOT static void column_tops(int16_t *top, const int16_t *rows, size_t count, size_t n)
 {
     memset(top, 0, n * sizeof *top);
@@ -67,7 +67,8 @@ ARI_HOT static void column_tops(int16_t *top, const int16_t *rows, size_t count,
         }
 }
 
-/* No order of additions leaves int32, whichever rows meet: on a GPU it would wrap, or saturate. */
+/* Checks that the sums fit in int32 in any order of additions for any pair of rows; on a GPU they would wrap or
+ * saturate. */
 static ar_status check_range(const blas_shape &s, const int16_t *left_tops, const int16_t *right_tops)
 {
     int64_t max_sum = 0;
@@ -80,7 +81,7 @@ static ar_status check_range(const blas_shape &s, const int16_t *left_tops, cons
                               s.k, static_cast<long long>(max_sum));
 }
 
-/* One row of a with four rows of b. */
+/* Multiplies one row of a by four rows of b. */
 ARI_HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_t n)
 {
     const int16_t *b1 = b + n, *b2 = b1 + n, *b3 = b2 + n;
@@ -163,7 +164,7 @@ ARI_HOT static void add_scaled(float *y, const float *x, float factor, size_t n)
         y[j] += factor * x[j];
 }
 
-/* Element i of c: its value, and what it is set to. */
+/* Return and set element i of c. */
 static float result_at(const void *c, size_t i, ar_dtype t)
 {
     return t == AR_BF16 ? ari_f32_of_bf16(static_cast<const uint16_t *>(c)[i]) : static_cast<const float *>(c)[i];
@@ -176,7 +177,8 @@ static void set_result(void *c, size_t i, ar_dtype t, float value)
         static_cast<float *>(c)[i] = value;
 }
 
-/* One matrix, at element `offset` of c; right: [k, n], sum: [n]. An element's terms are added up in the order of k. */
+/* Computes one matrix of the result, at element `offset` of c; right: [k, n], sum: [n]. An element's terms are added in
+ * the order of k. */
 static void product(void *dst, ar_dtype result, size_t offset, const blas_shape &s, const blas_matrix &c,
                     const blas_matrix &a, const void *left, size_t batch_index, const float *right, float *sum,
                     bool add, ar_precision operands)
@@ -191,7 +193,7 @@ static void product(void *dst, ar_dtype result, size_t offset, const blas_shape 
     }
 }
 
-/* The same of floats. */
+/* The same for floats. */
 struct float_call {
     blas_shape s;
     blas_matrix c, a, b;

@@ -28,7 +28,7 @@ struct worker {
     ar_status (*run)(const void *arg);
     void *arg; /* own copy: the caller's memory may be reused before anything waits */
     ar_status status;
-    char called, done; /* places of order */
+    char called, done; /* synchronisation points */
 };
 
 namespace

@@ -16,7 +16,7 @@
 #define ARI_WATCHED 0
 #endif
 
-/* For a function that takes turns: it belongs to no fiber. */
+/* For functions that pass turns: they belong to no fiber. */
 #if ARI_WATCHED
 #define ARI_UNWATCHED __attribute__((no_sanitize("thread")))
 extern "C" {
@@ -46,7 +46,7 @@ ARI_UNWATCHED inline fiber *fiber_running()
 {
     return static_cast<fiber *>(__tsan_get_current_fiber());
 }
-/* A new one comes after what its maker did. */
+/* Creates a fiber, ordered after what its creator did. */
 ARI_UNWATCHED inline fiber *fiber_create()
 {
     return static_cast<fiber *>(__tsan_create_fiber(0));
@@ -61,7 +61,7 @@ ARI_UNWATCHED inline void fiber_go(fiber *f)
     const unsigned no_sync = 1;
     __tsan_switch_to_fiber(f, no_sync);
 }
-/* Orders the running fiber's past before what follows ordered_after(address) in others. */
+/* Orders the running fiber's past before what follows ordered_after(address) in other fibers. */
 ARI_UNWATCHED inline void ordered_before(const void *address)
 {
     __tsan_release(const_cast<void *>(address));

@@ -29,8 +29,8 @@ namespace ari_emulated
 
 alignas(64) inline thread_local unsigned char room[48 * 1024];
 
-/* The order of execution: a launch's blocks or elements and a member's ascending; all of these descending; a block's
- * threads interleaved. */
+/* Order of execution: blocks, elements and members ascending; all of these descending; or the threads of a block
+ * interleaved. */
 enum class order { forward, backward, threads };
 
 /* Called before a launch. Errors: AR_ERR_DEVICE (an address given to dev<>() since this thread's last launch is not
@@ -70,16 +70,16 @@ struct barrier {
 
 struct team {
     static const unsigned max_threads = 512; /* as in a GPU's block (gpu/cuda/kernel.h) */
-    unsigned count, self;                    /* threads, and the number of the one that runs */
-    uint64_t *part;                          /* one word of each, for what they make together */
+    unsigned count, self;                    /* number of threads, and of the running thread */
+    uint64_t *part;                          /* one word per thread, for combined results */
 
     /* Waits until all threads have arrived with the same n. From one barrier to the next, the threads run in ascending
      * order, then in descending order. */
     void meet(const barrier *sync_point, size_t n);
 };
 
-/* body(arg, team) by each of `count` threads, at most team::most. Errors: AR_ERR_DEVICE, they met at different
- * barriers, or not all of them ended; AR_ERR_MEMORY. */
+/* Runs body(arg, team) in each of `count` threads, at most team::most. Errors: AR_ERR_DEVICE (threads met at different
+ * barriers, or some did not end); AR_ERR_MEMORY. */
 ar_status team_run(unsigned count, void (*body)(const void *arg, team *t), const void *arg);
 /* The number of threads of a block of this device in the order `threads`. */
 unsigned team_size(const ar_device *d);
@@ -176,7 +176,8 @@ inline void fault()
 {
     __atomic_store_n(&faulted, true, __ATOMIC_RELAXED); /* by several threads of a block */
 }
-/* A GPU fails at other addresses. Copied by bytes: the compiler may otherwise take every address for such a one. */
+/* A GPU fails at unaligned addresses. Copied by bytes, because the compiler could otherwise assume that every address
+ * is aligned. */
 template <size_t N, class T> ari_lanes<T, N> load_whole(const T *src)
 {
     ari_lanes<T, N> x;

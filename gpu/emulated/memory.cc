@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocks are of size classes. Address space is taken once, upwards; a block that is given back serves the next of its
- * class. Where ranks need more than there is, blocks that are free give their pages back first. */
+/* Blocks have size classes. Address space is allocated upwards and never reused for other classes; a freed block is
+ * used for the next request of its class. When ranks need more memory than is available, free blocks first return their
+ * pages. */
 #include "gpu/emulated/memory.h"
 
 #include <malloc.h>
@@ -20,22 +21,22 @@ const size_t CLASSES = 64 * 8; /* eight sizes to each power of two */
 
 struct arena {
     pthread_mutex_t lock;
-    char *handed_out, *for_kernels; /* two mappings of `reserved` bytes: the first cannot be touched */
+    char *handed_out, *for_kernels; /* two mappings of `reserved` bytes; the first cannot be accessed */
     size_t reserved, limit;
-    size_t top;    /* of the address space, from its beginning */
-    size_t used;   /* bytes in blocks that are held */
-    size_t cached; /* bytes with pages in blocks that are free */
+    size_t top;    /* used part of the address space, from its start */
+    size_t used;   /* bytes in allocated blocks */
+    size_t cached; /* bytes of pages in free blocks */
     chunk *free[CLASSES];
 };
 
-/* Constants of the process once the first device is made; what they point to is guarded by its lock. */
+/* Constants of the process after the first device has been created; a lock guards the data that they point to. */
 pthread_once_t once = PTHREAD_ONCE_INIT;
 arena *memory;
 bool limit_is_wrong;
 
 const size_t junk = 0xa5;
 
-/* ANYRANK_EMULATED_MEMORY, or what the machine has. */
+/* Returns ANYRANK_EMULATED_MEMORY, or the machine's memory. */
 size_t read_limit(void)
 {
     const char *text = getenv("ANYRANK_EMULATED_MEMORY");
@@ -91,7 +92,7 @@ size_t class_of(size_t *units)
         power++;
     const size_t rounded = (*units + (static_cast<size_t>(1) << power) - 1) >> power; /* 0 to 16 */
     *units = rounded << power;
-    return power * 8 + rounded; /* 16 of one power is 8 of the next, of the same size */
+    return power * 8 + rounded; /* 16 of one power is 8 of the next, which is the same size */
 }
 
 size_t class_of_chunk(const chunk *c)
@@ -310,7 +311,7 @@ ar_status arena_open(void)
     return AR_OK;
 }
 
-/* Its guard is the caller's to set. */
+/* The caller sets the guard. */
 static ar_status take_block(void **result, size_t bytes)
 {
     arena *a = memory;

@@ -24,18 +24,20 @@ const size_t LINE = 64, GUARD = 64, NO_GUARD = SIZE_MAX;
 /* Header before each block, in memory that kernels can reach. It is a full cache line, for the alignment of the
  * block. */
 struct alignas(64) chunk {
-    size_t units;         /* lines of 64 bytes, this one included */
-    size_t bytes;         /* that were asked for */
-    bool resident;        /* its pages have been touched since they were taken */
-    chunk *next, *prev;   /* free: of the same class; given back late: of the same stream (gpu/emulated/stream.cc) */
+    size_t units;         /* lines of 64 bytes, including this one */
+    size_t bytes;         /* requested bytes */
+    bool resident;        /* true if its pages have been accessed since their allocation */
+    chunk *next, *prev;   /* neighbours in a list: of free blocks of the same class, or of blocks to be freed late on
+                             the same stream (gpu/emulated/stream.cc) */
     const void *freed_by; /* work that still has to free the block; NULL: none */
     size_t guard;         /* offset of the guard from the block's start; NO_GUARD: no guard now */
 };
 static_assert(sizeof(chunk) == 64, "one line");
 
-/* Before anything else. Errors: AR_ERR_ARG (ANYRANK_EMULATED_MEMORY, the limit in MiB), AR_ERR_MEMORY. */
+/* Prepares the arena; to be called first. Errors: AR_ERR_ARG (ANYRANK_EMULATED_MEMORY, the limit in MiB),
+ * AR_ERR_MEMORY. */
 ar_status arena_open(void);
-/* *result = an address, 64-byte aligned. Errors: AR_ERR_MEMORY. */
+/* Allocates memory at a 64-byte aligned address. Errors: AR_ERR_MEMORY. */
 ar_status arena_take(void **result, size_t bytes);
 void arena_give(void *address);
 /* Do the same for a block that a worker uses next, or used last: guard and junk are written in the worker's order, and

@@ -15,7 +15,7 @@ namespace
 {
 
 struct emulated_device {
-    ar_device base; /* first: an ar_device of this kind is one of these */
+    ar_device base; /* must be the first field, since an ar_device * points to it */
     ar_device_ops ops;
     order runs;
     unsigned threads; /* threads of a block if it has several */
@@ -29,7 +29,7 @@ thread_local const void *wrong_address;
 
 /* --- what kernels call -------------------------------------------------------------------------------------------- */
 
-/* A kernel runs in the order of one stream, so its queue is an inline one of this kind of device. */
+/* A kernel runs in a stream's order, so its queue must be an inline queue of this kind of device. */
 static ar_status check_queue(const ar_queue *q)
 {
     if (stream_of(q))
@@ -125,7 +125,7 @@ static void *either(const void *address)
 ar_status copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
 {
     order o;
-    const bool host = sanitized || !arena_has(dst.ptr) || !arena_has(src.ptr); /* sanitized: who knows */
+    const bool host = sanitized || !arena_has(dst.ptr) || !arena_has(src.ptr); /* under a sanitizer this is not known */
     AR_TRY(enter(d, q, &o));
     if (bytes == 0)
         return AR_OK;
@@ -154,8 +154,8 @@ static unsigned read_threads(const char *text)
     return end && !*end && n <= team::max_threads ? static_cast<unsigned>(n) : 0;
 }
 
-/* ANYRANK_EMULATED_ORDER. Under AddressSanitizer, which does not follow a thread from stack to stack, threads run as
- * `forward` has them. */
+/* Reads ANYRANK_EMULATED_ORDER. AddressSanitizer cannot follow a thread from stack to stack, so with it threads run in
+ * the order `forward`. */
 static ar_status read_order(order *o, unsigned *threads)
 {
     const char *text = getenv("ANYRANK_EMULATED_ORDER");
@@ -177,7 +177,7 @@ static ar_status read_order(order *o, unsigned *threads)
 
 } // namespace ari_emulated
 
-/* So small that short sequences are cut too. */
+/* small, so that short sequences are divided too */
 static const size_t BLOCK_BYTES = 16384;
 
 ar_status ari_device_emulated_create(ar_device **result)

@@ -26,49 +26,49 @@ struct point {
 
 struct alignas(16) task {
     task *next;
-    ar_status (*run)(const void *arg); /* NULL: it only waits, or is only a point */
-    point *waits_for;                  /* kept; NULL: for nothing */
+    ar_status (*run)(const void *arg); /* NULL: the task only waits, or is only a point */
+    point *waits_for;                  /* the point to wait for, referenced; NULL: none */
     point *completion;                 /* owned; reached when the task has run; NULL: none */
 
-    void *arg() /* what `run` is given, behind the task */
+    void *arg() /* argument of `run`, stored after the task */
     {
         return this + 1;
     }
 };
 
 struct stream {
-    ari_stream base; /* first: an ari_stream of this kind is one of these */
+    ari_stream base; /* must be the first field, since an ari_stream * points to it */
     stream *next;    /* of the process */
     task *head, **tail;
-    chunk *freed;     /* what the tasks are to give back, the newest first */
+    chunk *freed;     /* memory that the tasks will free, the newest first */
     bool early;       /* chosen to run before it is waited for */
     worker *executor; /* runs its tasks if these run at once */
 };
 
 struct mark {
     ari_mark base;   /* first */
-    point *position; /* kept; NULL: a stream that does its work at once was there */
+    point *position; /* the stream's position, referenced; NULL: a stream that works at once was already there */
 };
 
 /* Policy that chooses which stream runs next. */
 enum class policy {
     eager,
-    late,  /* any, one task at a time */
+    late,  /* random, one task at a time */
     latest /* some streams run as far as they can; then only what is waited for, with its dependencies */
 };
 
 /* Tasks between two looks at all guards: about as many as there are blocks. */
 const size_t LOOK_EVERY = 1000;
 
-/* One for the process, as one GPU is. */
+/* State of the emulated GPU, one per process. */
 struct machine {
     pthread_mutex_t
         lock;    /* guards everything before `failed`, the streams, their tasks and points; held while a task runs */
     policy runs; /* not changed while there are streams */
     uint64_t random;
     stream *streams;
-    ar_status failed;       /* sticky; read at any time */
-    size_t unchecked_count; /* kernels and copies since guards were looked at; atomic */
+    ar_status failed;       /* sticky error; may be read at any time */
+    size_t unchecked_count; /* number of kernels and copies since guards were checked; atomic */
     char why[512];
 };
 machine gpu_state = {PTHREAD_MUTEX_INITIALIZER, policy::eager, 0, nullptr, AR_OK, 0, ""};
@@ -132,7 +132,7 @@ void release(point *p)
         ::free(p);
 }
 
-/* With nothing to do yet. Errors: AR_ERR_MEMORY. */
+/* Creates a task without work. Errors: AR_ERR_MEMORY. */
 ar_status new_task(task **result, size_t bytes)
 {
     *result = static_cast<task *>(calloc(1, sizeof(task) + bytes));
@@ -222,7 +222,8 @@ bool can_run(const stream *s)
 
 ar_status give_back(const void *arg);
 
-/* Its next task, which can run. After a failure no kernel does, as on a GPU, and points are reached all the same. */
+/* Runs the stream's next task, which must be able to run. After a failure no kernel runs, as on a GPU, but points are
+ * still reached. */
 void step(stream *s)
 {
     task *t = s->head;
@@ -248,7 +249,7 @@ stream *any_that_can_run(bool early)
     return chosen;
 }
 
-/* The stream whose task is next on the way to p. */
+/* Returns the stream whose next task must run to reach p. */
 stream *needed_for(const point *p)
 {
     stream *s = p->owner;
@@ -326,13 +327,13 @@ ar_status stream_wait(ari_stream *s, const ari_mark *m)
 void look_at_guards(void)
 {
     if (ARI_WATCHED || __atomic_load_n(&gpu_state.unchecked_count, __ATOMIC_RELAXED) <
-                           LOOK_EVERY) /* watched: they are the streams' own */
+                           LOOK_EVERY) /* under a sanitizer these belong to the streams */
         return;
     __atomic_store_n(&gpu_state.unchecked_count, 0, __ATOMIC_RELAXED);
     fail(guards_check());
 }
 
-/* Nothing that runs here waits for the host, so the limit is not needed. */
+/* Nothing here waits for the host, so the time limit is not needed. */
 ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
 {
     (void)timeout_ns;
@@ -346,7 +347,7 @@ ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
     return streams_failed();
 }
 
-/* Asking moves something, so that who asks often enough comes to an end. */
+/* Each query runs a task, so that a polling caller makes progress. */
 ar_status mark_poll(const ari_mark *m, bool *is_done)
 {
     locked scoped_lock;
@@ -485,7 +486,7 @@ static void end_now(const lease &b)
     arena_give(b.address);
 }
 
-/* Without memory for a task, waits for everything enqueued. */
+/* If there is no memory for a task, waits for everything enqueued. */
 void stream_free(ari_stream *base, void *address)
 {
     const lease b = {address, bytes_of(address), cast_stream(base)};

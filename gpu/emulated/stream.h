@@ -15,7 +15,7 @@ namespace ari_emulated
  * AR_ERR_ARG (unknown value). */
 ar_status streams_open(void);
 
-/* Gives; its ops' destroy. */
+/* Creates a stream, which the caller releases with its ops' destroy. */
 ar_status stream_create(ari_stream **result, ar_device *d);
 /* Returns the stream of an inline queue of this kind of device; NULL: another kind of queue. */
 ari_stream *stream_of(const ar_queue *q);
@@ -27,9 +27,9 @@ ar_status streams_failed(void);
 /* Allocates memory for work that is enqueued on s from now on. As in CUDA's pool, it may have been freed on s and still
  * be in use there, or on another stream, for which s then waits. Errors: AR_ERR_MEMORY. */
 ar_status stream_alloc(ari_stream *s, void **result, size_t bytes);
-/* Given back when s comes to it: its guard is looked at, and it becomes junk. */
+/* Releases memory when s reaches this point: checks its guard and fills it with junk. */
 void stream_free(ari_stream *s, void *address);
-/* Waits for all streams of d, and gives it back. */
+/* Waits for all streams of d, then releases memory. */
 void device_free(ar_device *d, void *address);
 
 } // namespace ari_emulated

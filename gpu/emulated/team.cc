@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread is a stack, begun by makecontext. From then on turns are passed by _setjmp and _longjmp, which ask nothing
- * of the kernel of the operating system; fortified, they would refuse to leave for another stack. */
+/* A thread is a stack started by makecontext. From then on turns are passed by _setjmp and _longjmp, which need no
+ * system calls; their fortified versions would refuse to jump to another stack. */
 #undef _FORTIFY_SOURCE
 #include <pthread.h>
 #include <setjmp.h>
@@ -16,11 +16,11 @@ namespace ari_emulated
 namespace
 {
 
-const size_t STACK = 128 << 10; /* of a thread; a kernel calls little and has no large arrays */
+const size_t STACK = 128 << 10; /* stack size of a thread; kernels have few nested calls and no large arrays */
 
 /* Position at which a thread waits. */
 struct position {
-    const barrier *sync_point; /* NULL: it has ended */
+    const barrier *sync_point; /* barrier at which the thread waits; NULL: it has ended */
     size_t n;
 };
 
@@ -32,7 +32,7 @@ struct member {
 };
 
 struct stage {
-    team base; /* first: a team is one of these */
+    team base; /* must be the first field, since a team * points to it */
     void (*body)(const void *arg, team *t);
     const void *arg;
     char *stacks;
@@ -42,8 +42,8 @@ struct stage {
     unsigned arrived;
     bool downwards; /* changes at each barrier */
     unsigned stray; /* a thread that is not at thread 0's position; 0: none */
-    /* Places of order: what was before the launch; what each thread did before a barrier, and before the next, so that
-     * one that has come to the next already is not taken for ordered. */
+    /* Synchronisation points for race detection: the state before the launch, and what each thread did before a barrier
+     * and before the next one, so that a thread already at the next barrier is not considered ordered. */
     char start, gates[2];
 };
 
@@ -87,7 +87,7 @@ ARI_UNWATCHED void look_for_stray(stage *s)
             s->stray = t;
 }
 
-/* Once all have arrived, the last one continues at once: its turn is the first on the way back. */
+/* When all have arrived, the last one continues at once: its turn is the first on the way back. */
 ARI_UNWATCHED void arrive(stage *s, const barrier *sync_point, size_t n)
 {
     const unsigned self = s->base.self;
@@ -181,7 +181,7 @@ ARI_UNWATCHED bool lend_fibers(stage *s)
     return pool != nullptr;
 }
 
-/* Threads that have not ended leave fibers in the middle of something. */
+/* Threads that have not ended leave unfinished fibers. */
 void drop_fibers(void)
 {
     forget(pthread_getspecific(key));

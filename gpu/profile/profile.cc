@@ -9,7 +9,7 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
-/* Subject of a row. A slot's own row has its number. */
+/* What a row measures. A slot's total row has the slot's number. */
 struct key {
     int slot;
     const char *part; /* NULL: the slot */
@@ -24,13 +24,14 @@ struct span {
 };
 
 struct ari_profile {
-    ar_device_ops ops; /* first: the table that the device has meanwhile, which leads back here */
+    ar_device_ops ops; /* must be the first field: the table that the device uses during profiling, which leads back
+                          to this object */
     const ar_device_ops *inner;
     ar_device *d;
-    int slot; /* whose call is under way */
+    int slot; /* slot whose call is in progress */
     ar_status failed;
     span *spans;
-    size_t n, created, capacity; /* spans in use, with marks, that there is room for */
+    size_t n, created, capacity; /* number of spans in use, with marks, and allocated */
 };
 
 namespace
@@ -59,7 +60,7 @@ void stamp(ari_profile *p, ar_queue *q, ari_mark **mark, uint64_t *clock_ns, boo
     *clock_ns = ari_device_clock_ns(p->d);
 }
 
-/* The number of a new span, from 1; 0: there is no memory, which ari_profile_read says. */
+/* Returns the number of a new span, from 1; 0: memory is short, which ari_profile_read reports. */
 size_t span_begin(ari_profile *p, ar_queue *q, key subject, uint64_t bytes)
 {
     if (p->n == p->created) {
@@ -146,7 +147,7 @@ struct sums {
     size_t n;
 };
 
-/* NULL: there is no room, which takes more parts than devices have. */
+/* Returns a row, or NULL if there is no space, which would need more parts than any device has. */
 ari_profile_row *row_of(sums *totals, const key &k)
 {
     size_t i = 0;
@@ -184,7 +185,7 @@ double slot_seconds(const sums *totals, const char *name)
     return 0.0;
 }
 
-/* The longest slot first; its parts behind it, the longest first. */
+/* Sorts by time: the longest slot first, followed by its parts, the longest first. */
 bool before(const sums *totals, const ari_profile_row &a, const ari_profile_row &b)
 {
     const double of_a = slot_seconds(totals, a.name), of_b = slot_seconds(totals, b.name);
@@ -221,7 +222,7 @@ ar_status ari_profile_read(ari_profile *p, ari_profile_row *rows, size_t *n)
     p->n = 0;
     p->failed = AR_OK;
     AR_TRY(st);
-    for (size_t i = 0; i < totals.n; i++) { /* by insertion: they are few */
+    for (size_t i = 0; i < totals.n; i++) { /* insertion sort, since there are few */
         size_t position = i;
         for (; position > 0 && before(&totals, totals.row[i], rows[position - 1]); position--)
             rows[position] = rows[position - 1];

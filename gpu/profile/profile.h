@@ -6,24 +6,24 @@
 
 AR_BEGIN_DECLS
 
-/** The clock of measurements: where the calling thread alone does the device's work, its processor time; else the
- *  monotonic clock. */
+/** Returns the clock for measurements: the thread's processor time if the calling thread alone does the device's work,
+ *  otherwise the monotonic clock. */
 static inline uint64_t ari_device_clock_ns(const ar_device *d)
 {
     return d->ops->host_reaches && d->threads == 1 ? ari_thread_ns() : ari_now_ns();
 }
 
-/* Time of each slot of a device's table, by name: on a GPU from the first of its kernels to the last, by events in the
- * stream; for a call that returns when its work is done, by the clock. */
+/* Measures the time of each slot of a device's table, by name: on a GPU from the slot's first kernel to its last, by
+ * events in the stream; for a call that returns when its work is done, by the clock. */
 typedef struct ari_profile ari_profile;
 
 typedef struct ari_profile_row {
-    const char *name; /* of the slot; static storage */
+    const char *name; /* name of the slot; static storage */
     const char *part; /* part of its calls that the device distinguishes; NULL: all of them. Static storage */
     uint64_t calls;
-    double seconds; /* of all of them */
-    uint64_t bytes; /* of the tensors that the calls were given, each counted as often as it was given. Buffers,
-                       whose sizes a slot does not tell, are not among them */
+    double seconds; /* seconds of all calls */
+    uint64_t bytes; /* bytes of the tensors given to the calls, each counted in every call; buffers are not counted,
+                       because a slot does not state their sizes */
 } ari_profile_row;
 
 #define ARI_PROFILE_ROWS 96
@@ -32,10 +32,10 @@ typedef struct ari_profile_row {
  *  ari_profile_end. Errors: AR_ERR_ARG (a profile is active already), AR_ERR_MEMORY; AR_ERR_UNSUPPORTED: a build
  *  without a C++ compiler. */
 AR_NODISCARD ar_status ari_profile_begin(ari_profile **out, ar_device *d);
-/** Waits for what was called, gives the rows that have calls, each slot's before its parts, the longest slot first, and
- *  starts anew. rows: [ARI_PROFILE_ROWS]. Errors: AR_ERR_MEMORY (of a call before), AR_ERR_DEVICE. */
+/** Waits for the calls, returns the rows with calls, and starts anew. Each slot's row precedes its parts; the longest
+ *  slot comes first. rows: [ARI_PROFILE_ROWS]. Errors: AR_ERR_MEMORY (of an earlier call), AR_ERR_DEVICE. */
 AR_NODISCARD ar_status ari_profile_read(ari_profile *p, ari_profile_row *rows, size_t *n);
-/** Accepts NULL. The device has waited for its queues. */
+/** Ends profiling, after the device has waited for its queues. Accepts NULL. */
 void ari_profile_end(ari_profile *p);
 
 /** Begins a part of a slot's call on q. Returns a handle for its end, NULL if d is not profiled. part: static

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Errors that CUDA calls sticky: a kernel that failed leaves a context in which every later call of the process returns
- * the same error, and calls that release something may take seconds. The first one is what went wrong, and what all
- * callers get from then on. Plain C, so that it is tested where there is no GPU. */
+/* Errors that CUDA calls sticky: after a kernel has failed, every later call of the process returns the same error, and
+ * calls that release resources may take seconds. The first error is the actual one, and all callers get it from then
+ * on. Plain C, so that it can be tested without a GPU. */
 #include <stdbool.h>
 
 #include "anyrank/status.h"
@@ -34,13 +34,14 @@ AR_BEGIN_DECLS
 
 bool ari_gpu_error_is_sticky(int code);
 
-/** Sets and returns the error of a call of CUDA's: AR_ERR_DEVICE, "the GPU failed: WHAT: TEXT (NAME)"; once a sticky
- *  one has been given, that one again, whatever this call's is. Threads: any. */
+/** Sets and returns the error of a CUDA call: AR_ERR_DEVICE, "the GPU failed: WHAT: TEXT (NAME)"; after a sticky error,
+ *  always returns that error. Threads: any. */
 ar_status ari_gpu_failed(int code, const char *label, const char *text, const char *name);
 
 /** AR_OK, or the sticky error again. */
 ar_status ari_gpu_check_lost(void);
-/** True if there is one: then nothing of the GPU is to be released, and no CUDA call is worthwhile. Sets no error. */
+/** Returns true after a sticky error: then no GPU resource must be released, and CUDA calls are useless. Sets no
+ *  error. */
 bool ari_gpu_is_lost(void);
 
 AR_END_DECLS

@@ -8,8 +8,8 @@
  * pass reads a plane and six tenths of its writing take longer than the concurrent GEMMs; 8000 from the cache. Only
  * ratios matter, and the tilings give equal bits. */
 #define CALL 1500.0               /* a launch, and the idle time before the next one */
-#define WAVE 1000.0               /* a part's beginning and end */
-#define TERM 6.0                  /* of one run of a part */
+#define WAVE 1000.0               /* cost of a part's start and end */
+#define TERM 6.0                  /* cost of one term of a run in a part */
 #define FROM_CACHE (1.0 / 8000.0) /* a byte of a plane */
 #define FROM_MEMORY (1.6 / 4300.0)
 #define STATE (34.0 / 4300.0) /* an element of an accumulator, 17 bytes read and written */
@@ -33,7 +33,7 @@ static double plane_bytes(const ari_tile_work *w, const extent *x)
     return (double)x->matrices * (double)x->rows * (double)x->cols * (double)(w->planes * w->blocks) * 4.0;
 }
 
-/* Waves of a block's products, each of one run: those of a product of several take as many times as long. */
+/* Returns the waves of a block's products with one run each; a product of several runs takes as many times as long. */
 static size_t waves_of(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together)
 {
     const size_t parts = parts_of(x, m);
@@ -52,7 +52,7 @@ static double time_of(const ari_tile_work *w, const ari_tile_machine *m, const e
     return (double)w->blocks * products + bytes * rate + state + CALL;
 }
 
-/* The sum over all tiles: those at the lower and right edge and of the last matrices may be smaller. */
+/* Returns the sum over all tiles; tiles at the lower and right edges and of the last matrices may be smaller. */
 static double sum_over(const ari_tile_work *w, const ari_tile_machine *m, const ari_tiling *t,
                        double (*f)(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together))
 {
@@ -79,7 +79,7 @@ typedef struct choice {
     double time;
 } choice;
 
-/* Takes a tiling whose planes are not too large if it is the best so far, by calls of either kind. */
+/* Takes a tiling, for calls of either kind, if its planes are not too large and it is the best so far. */
 static void consider(choice *c, size_t matrices, size_t rows, size_t cols)
 {
     const extent x = {matrices, rows, cols};
@@ -145,12 +145,12 @@ double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const
 
 /* --- bands -------------------------------------------------------------------------------------------------------- */
 
-/* Rows of a band that are one part: a fourth of them. */
+/* Number of parts in a band of rows. */
 #define BAND_PARTS ((size_t)4)
 /* The rest of a part gets its own launches from this share of the result on. */
 #define WORTH 0.1
 
-/* Rows [p->row, p->row + p->rows): the smallest extent that has all of theirs, below n. */
+/* Returns the smallest extent below n that contains the extents of all rows [p->row, p->row + p->rows). */
 static void hull_of(size_t edge[2], const ari_tile_part *p, const ar_band *band, size_t n)
 {
     size_t begin = n, end = 0;
@@ -167,7 +167,7 @@ static void hull_of(size_t edge[2], const ari_tile_part *p, const ar_band *band,
     edge[1] = end;
 }
 
-/* Part of the rows of p, which are given, that has something. */
+/* Sets the nonzero part of p, whose rows are given. */
 static void fill_part(ari_tile_part *p, const ari_tile_work *w, const ar_band *band)
 {
     size_t edge[2] = {0, 0};
@@ -209,6 +209,6 @@ bool ari_band_next(ari_tile_part *p, const ari_tile_work *w, const ari_tile_mach
         if (p->rows == 0)
             return false;
         fill_part(p, w, height < w->m ? band : NULL);
-    } while (p->cols == 0); /* nothing of these rows matters */
+    } while (p->cols == 0); /* these rows have no nonzero part */
     return true;
 }

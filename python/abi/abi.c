@@ -36,7 +36,7 @@ void ar_abi_free(char *text)
     free(text);
 }
 
-/** Takes `value`, which may be NULL for want of memory, and gives its text. */
+/** Returns the text of `value` and releases `value`, which may be NULL if memory is short. */
 static char *text_of(json_t *value)
 {
     char *text = value == NULL ? NULL : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -115,7 +115,7 @@ size_t ar_abi_tensor_order(const ar_abi_tensor *t)
 
 size_t ar_abi_tensor_bytes(const ar_abi_tensor *t)
 {
-    return t->count * ar_dtype_bytes(t->dtype); /* no overflow: the files have as many */
+    return t->count * ar_dtype_bytes(t->dtype); /* no overflow: the files contain this many bytes */
 }
 
 static json_t *boxes_of(const ar_dump_part *part, size_t ndim)

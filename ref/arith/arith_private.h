@@ -7,9 +7,9 @@
 
 AR_BEGIN_DECLS
 
-/** NULL: a precision that it does not have. */
+/** Returns exact arithmetic for a precision; NULL: not supported. */
 const ar_arith_ops *ari_arith_exact(ar_precision precision);
-/** NULL: a precision that it does not have. */
+/** Returns native arithmetic for a precision; NULL: not supported. */
 const ar_arith_ops *ari_arith_native(ar_precision precision);
 
 AR_END_DECLS

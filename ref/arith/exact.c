@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The exact arithmetic: every sum is a sum of integers (numerics.md), so no result depends on how K, the rows or
- * the samples are split over ranks, tiles or threads. */
+/* Exact arithmetic: every sum is a sum of integers (numerics.md), so no result depends on how K, the rows or the
+ * samples are divided among ranks, tiles or threads. */
 #include <stdlib.h>
 
 #include "anyrank/queue.h"
@@ -15,12 +15,12 @@
 
 struct ar_sum {
     const ar_operand *a, *b;
-    ar_comm *group;      /* the group that a fold reduced over; NULL: complete here */
+    ar_comm *group;      /* group over which the sum was reduced; NULL: complete on this rank */
     bool scattered;      /* AR_SCATTER_ROWS: the result is the slice, in full rows; otherwise the rounded slices are
                             gathered */
     ari_sum_slice slice; /* slice of the reduced sums if `over` is set */
     int limbs;
-    ar_event *reduced; /* on another queue than the context's; NULL: on that */
+    ar_event *reduced; /* recorded after a reduction on another queue; NULL: the context's queue reduces */
 };
 
 ar_status ari_exact_max(ar_ctx *ctx, ar_comm *group, ar_buf e, size_t n, const char *tag)
@@ -59,7 +59,7 @@ static ar_status exponent_array(ar_ctx *ctx, const ar_operand *o, ar_buf *out, s
     return o->is_cached ? ARI_KERNEL(ctx, alloc, out, bytes) : ari_step_alloc(ctx, out, bytes);
 }
 
-/* Equilibration: one exponent per column of B, over the rows of all parts and all ranks. */
+/* Equilibrates: computes one exponent per column of B, over the rows of all parts and all ranks. */
 static ar_status equilibrate(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_comm *rows_over, const char *tag)
 {
     AR_TRY(exponent_array(ctx, o, &o->c, o->x.batch * o->x.k));
@@ -72,8 +72,8 @@ static ar_status equilibrate(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_c
     return ari_exact_max(ctx, rows_over, o->c, o->x.batch * o->x.k, tag);
 }
 
-/* Row exponents of all parts scaled by 2^(sign*c), over all ranks that share K; then the integers. sign: +1 for A, -1
- * for B, so that every product stays what it was. split: packed as A. */
+/* Computes row exponents of all parts, scaled by 2^(sign*c), over all ranks that share K; then quantises. sign: +1 for
+ * A, -1 for B, so that every product is unchanged. split: packed as A. */
 static ar_status quantise_operand(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf c, int sign, bool split,
                                   const char *tag)
 {
@@ -183,7 +183,7 @@ ar_status ari_exact_operand_part(ar_ctx *ctx, const ar_operand **out, const ar_o
 
 /* --- operands kept with their parameters -------------------------------------------------------------------------- */
 
-/* One kept operand; params[0] holds the list. */
+/* A cached operand; params[0] holds the list. */
 struct ar_param_cache {
     struct ar_param_cache *next;
     ar_param *params[AR_MAX_PARTS];
@@ -191,7 +191,7 @@ struct ar_param_cache {
     int n, watched; /* n operands were packed together; the versions of all `watched` parameters count */
     ar_operand_use use;
     ar_operand *operand;
-    size_t counted; /* bytes of it in the step's memory */
+    size_t counted; /* its bytes in the step's memory */
 };
 
 static bool same_use(const ar_param_cache *k, ar_param *const *params, int n, int watched, ar_operand_use use)
@@ -238,7 +238,7 @@ static size_t kept_bytes(ar_device *d, const ar_operand *o)
     return any ? d->ops->packed_bytes(o->packed) + o->x.batch * (o->x.k + o->x.rows) * sizeof(int32_t) : 0;
 }
 
-/* By ZeRO-3: its value is memory of the step. */
+/* Returns true if ZeRO-3 gathers the parameter, so that its value is memory of the step. */
 static bool is_gathered(const ar_param *p)
 {
     return p->share && p->share->value.ptr;
@@ -440,8 +440,8 @@ static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
     return finish(ctx, y, ep);
 }
 
-/* The sum was never folded: multiplied and rounded in one pass. What is stored as bf16 is rounded to that before the
- * bias is added, as a folded sum is. */
+/* Multiplies and rounds in one pass a sum that was not reduced. A result stored as bf16 is rounded to bf16 before the
+ * bias is added, as a reduced sum is. */
 static ar_status round_product(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s, const ar_epilogue *ep)
 {
     const bool narrow = y->dtype != AR_F32;
@@ -451,7 +451,7 @@ static ar_status round_product(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s,
     AR_TRY(ARI_KERNEL(ctx, gemm_round, &wide, s->a->packed, s->b->packed, ar_const(s->a->e), ar_const(s->b->e),
                       fused->bias, fused->act, fused->z, fused->band));
     AR_TRY(ari_wide_end(ctx, y, &wide));
-    if (!s->b->part) /* whose work who cuts it counts */
+    if (!s->b->part) /* the caller counts the work of a part */
         ari_work_of_product(&s->a->x, &s->b->x);
     return narrow ? finish(ctx, y, ep) : AR_OK;
 }
@@ -480,14 +480,14 @@ ar_status ari_exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_e
 
 /* --- blocks ------------------------------------------------------------------------------------------------------- */
 
-/* Contractions whose A comes in blocks (anyrank/arith.h): exponents of A's rows are maxima over blocks and ranks, then
- * the integers of each block are multiplied and added to sums that all blocks of a row share. */
+/* Contractions whose A arrives in blocks (anyrank/arith.h). Exponents of A's rows are maxima over blocks and ranks;
+ * then the integers of each block are multiplied and added to sums that all blocks of a row share. */
 
 struct ar_blocks {
     ar_blocks_options o;
     ar_operand *b;
     ar_buf e; /* int32 [batch, rows] */
-    ar_buf s; /* int64 [places, batch, rows of a place, n] of `limbs`; ptr NULL: not all is measured */
+    ar_buf s; /* int64 [places, batch, rows of a place, n] of `limbs`; ptr NULL: not all blocks have been measured */
     int limbs;
 };
 
@@ -586,7 +586,7 @@ static ar_status fold_places(ar_ctx *ctx, ar_blocks *s, ari_sum_slice *slice)
     if (places == 1)
         return AR_OK;
     AR_TRY(ari_exact_slice(ctx, slice, ctx->queue, NULL, s->o.places, s->o.tag));
-    slice->start = 0; /* of the place's own elements */
+    slice->start = 0; /* of the place's elements */
     slice->e = ar_cbuf_at(slice->e, (size_t)ar_comm_rank(s->o.places) * slice->rows * sizeof(int32_t));
     return AR_OK;
 }
@@ -606,7 +606,7 @@ ar_status ari_exact_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar
     if (!ari_tensor_is_contiguous(y) || ar_tensor_count(y) * places != total)
         return ar_error_set(AR_ERR_SHAPE, "%s: a contraction of %zu elements is rounded into %zu", s->o.tag,
                             total / places, ar_tensor_count(y));
-    s->s.ptr = NULL; /* whoever folds it ends it */
+    s->s.ptr = NULL; /* ended after the reduction by its caller */
     AR_TRY(fold_places(ctx, s, &slice));
     if (group)
         AR_TRY(ari_exact_slice(ctx, &slice, ctx->queue, NULL, group, s->o.tag));

@@ -9,39 +9,39 @@ struct ar_operand {
     ari_extents x;
     size_t k_full;
     ar_comm *k_groups[2];         /* groups that shard K; NULL: none */
-    ar_packed *packed;            /* [batch, rows, k] */
-    ar_buf c;                     /* int32 [batch, k], of B; ptr NULL: not equilibrated */
+    ar_packed *packed;            /* [batch, rows, k] integers */
+    ar_buf c;                     /* int32 [batch, k] column exponents of B; ptr NULL: not equilibrated */
     ar_buf e;                     /* int32 [batch, rows] */
-    bool is_cached;               /* owned by a parameter's cache: c and e are device memory of their own */
-    struct ar_param_cache *cache; /* that has it; NULL: none */
-    bool part;                    /* of another operand: c and e are its */
+    bool is_cached;               /* true if a parameter's cache owns it; c and e are then separate device memory */
+    struct ar_param_cache *cache; /* the cache; NULL: none */
+    bool part;                    /* true for a part of another operand, which owns c and e */
     bool narrow;                  /* of 15 bits */
-    size_t counted;               /* bytes of `packed` in the step's memory; 0: kept */
+    size_t counted;               /* bytes of `packed` in the step's memory; 0: cached */
 };
 
-/* Elements [start, start + count) of sums [batch, rows, cols], row-major, and what rounds them. */
+/* Elements [start, start + count) of sums [batch, rows, cols], row-major, and what is needed to round them. */
 typedef struct ari_sum_slice {
     ar_buf s; /* int64 [count] of `limbs` */
     int limbs;
-    ar_buf sent; /* what ari_exact_slice sent on another queue, until round */
+    ar_buf sent; /* data sent on another queue by ari_exact_slice, until they are rounded */
     size_t start, count, rows, cols;
     ar_cbuf e, f;  /* int32, of matrix 0 */
-    size_t e_step; /* from one matrix's row exponents to the next's */
+    size_t e_step; /* distance between the row exponents of consecutive matrices */
 } ari_sum_slice;
 
 /** Elements [offset, offset + s->count) of y = the slice rounded, matrix by matrix. y F32 or BF16, contiguous. */
 AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t offset, const ari_sum_slice *s);
-/** Sums over the group of all `s->count` elements: each rank keeps a slice. `s->s` was memory of the step, and is the
- *  slice's afterwards. Done on q, where `reduced` is recorded unless that is the context's queue; `s->sent` ends
- *  once it is. */
+/** Reduces all `s->count` elements over the group, so that each rank keeps a slice. `s->s` was memory of the step and
+ *  is the slice's afterwards. Runs on q, where `reduced` is recorded unless q is the context's queue; `s->sent` ends
+ *  after that. */
 AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *group,
                                        const char *tag);
-/** y = all ranks' rounded slices; the own one is at its place. */
+/** Gathers all ranks' rounded slices to y, in which this rank's slice is already in place. */
 AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *group);
-/** e = the maximum over a group, of n exponents; NULL: nothing to do. */
+/** Computes the maximum of n exponents e over a group; group NULL: does nothing. */
 AR_NODISCARD ar_status ari_exact_max(ar_ctx *ctx, ar_comm *group, ar_buf e, size_t n, const char *tag);
 
-/** operand_b over terms that the ranks of two groups have, crosswise. */
+/** Does what operand_b does, for terms divided among the ranks of two crossing groups. */
 AR_NODISCARD ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **out, const ar_parts *b, bool scale,
                                               size_t k_full, ar_comm *const k_groups[2], ar_comm *rows_over,
                                               const char *tag);
@@ -58,13 +58,13 @@ void ari_exact_operand_done(ar_ctx *ctx, const ar_operand *o);
 
 struct ar_param_grad {
     size_t n;      /* elements, in the order of the layer's matrix [out, in] */
-    ar_buf hl;     /* int64 [2n], and behind them t; ptr NULL: there is a value, or nothing */
+    ar_buf hl;     /* int64 [2n] followed by t; ptr NULL: there is a value, or nothing */
     ar_buf t;      /* u8 [n] */
-    ar_buf value;  /* fp32 [n], of a complete one; ptr NULL: it is in hl and t */
-    bool is_empty; /* of its values: whatever these hold counts as zero */
+    ar_buf value;  /* fp32 [n] if complete; ptr NULL: the sum is in hl and t */
+    bool is_empty; /* true if its contents are undefined and count as zero */
     bool narrow;   /* stored as bf16 */
 };
-/** True if no value was added so far; from here on there is one. */
+/** Returns true if no value has been added so far, and marks that one will be. */
 static inline bool ari_exact_grad_begins(ar_param_grad *g)
 {
     const bool was_empty = g->is_empty;
@@ -78,16 +78,16 @@ AR_NODISCARD ar_status ari_exact_grad_zeros(ar_ctx *ctx, ar_queue *q, ar_param_g
 typedef struct ari_row_blocks {
     ar_comm *group;
     size_t blocks;
-    const int *owner;   /* [blocks], the rank */
-    const size_t *rows; /* [ranks, blocks], what each has, block after block */
+    const int *owner;   /* [blocks] rank that owns each block */
+    const size_t *rows; /* [ranks, blocks] rows of each rank, block after block */
 } ari_row_blocks;
 
 /* Destinations of moved rows, shared by all values with such rows. */
 typedef struct ari_moved_rows {
     ar_ctx *ctx;
     ar_comm *group;
-    size_t rows;             /* that come here, or are here, of the blocks that are this rank's */
-    size_t *sent;            /* rows that go to each rank, then rows that come from each; owned */
+    size_t rows;             /* number of rows that arrive at or stay on this rank, in this rank's blocks */
+    size_t *sent;            /* number of rows sent to each rank, then received from each; owned */
     ar_tensor leave, arrive; /* int64, of the step */
 } ari_moved_rows;
 /** Begins moving rows. Call ari_moved_rows_end, also if it fails. Sends nothing that is all zero. */
@@ -126,7 +126,7 @@ ARI_DECLARE_EXACT(contract_groups)
 ARI_DECLARE_EXACT(grad_groups)
 #undef ARI_DECLARE_EXACT
 
-/** Room for integers, which a step's memory counts, and its end. */
+/** Create and end memory for integers, which counts as step memory. */
 AR_NODISCARD ar_status ari_exact_new_packed(ar_ctx *ctx, ar_packed **out, size_t batch, size_t rows, size_t k,
                                             unsigned form);
 /** Accepts NULL. */

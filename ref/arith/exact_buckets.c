@@ -52,7 +52,7 @@ ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t 
     return dev->copy(ctx->device, q, l, ar_cbuf_at(hl, count * word), count * word);
 }
 
-/* n values as the one row of a matrix: a row is what the accumulator's kernels know. */
+/* Views n values as a matrix of one row, which the accumulator's kernels process. */
 static ar_tensor one_row(ar_dtype dtype, ar_buf data, size_t n)
 {
     return (ar_tensor){.dtype = dtype, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = data};
@@ -60,7 +60,7 @@ static ar_tensor one_row(ar_dtype dtype, ar_buf data, size_t n)
 
 /* --- sums over ranks ---------------------------------------------------------------------------------------------- */
 
-/* Elements of all ranks together that are exchanged at once: their room is bounded, whatever a bucket's size. */
+/* Maximum number of elements exchanged at once by all ranks together, which bounds memory for any bucket size. */
 enum { ELEMENTS_AT_ONCE = 1 << 21 };
 
 /* Returns the largest size of a rank's share. */
@@ -79,7 +79,7 @@ typedef struct exchange {
     size_t ranks, me;
     const size_t *shares;          /* [ranks] */
     size_t *start, *count, *bytes; /* [ranks], [ranks], [2*ranks] */
-    size_t total;                  /* of the part */
+    size_t total;                  /* number of elements in the part */
     ar_buf room;
     const char *tag;
 } exchange;
@@ -100,10 +100,10 @@ static bool take_part(exchange *x, size_t done_count)
     return x->total > 0;
 }
 
-/* count elements of the sum from `start` on, which are those from `place` on of the part in the room. */
+/* Processes `count` elements of the sum from `start` on, which are at `place` in the part. */
 typedef ar_status range_fn(const exchange *x, size_t start, size_t count, size_t place, size_t width);
 
-/* Neighbours that are one range are used as one. include_local: this rank's too. */
+/* Calls use for each range, merging adjacent ranges. include_local: also for this rank's. */
 static ar_status each_range(const exchange *x, bool include_local, range_fn *use, size_t width)
 {
     size_t place = 0;
@@ -155,7 +155,7 @@ static ar_status put_states(const exchange *x, size_t start, size_t count, size_
                              width, x->r->narrow);
 }
 
-/* In the part, elements of the ranks before this one. */
+/* Returns the number of elements in the part that belong to earlier ranks. */
 static size_t elements_before(const exchange *x)
 {
     size_t before = 0;
@@ -164,7 +164,7 @@ static size_t elements_before(const exchange *x)
     return before;
 }
 
-/* The values of all elements, each summed up on one rank. room: the part in fp32 and as it is stored. */
+/* Gathers the values of all elements, each summed on one rank. Scratch: the part in fp32 and in its storage format. */
 static ar_status gather_values(const exchange *x)
 {
     ar_ctx *ctx = x->ctx;
@@ -183,7 +183,7 @@ static ar_status gather_values(const exchange *x)
     return each_range(x, true, put_values, sizeof(float));
 }
 
-/* The states of all elements, in `width` bytes each. room: the part of them. */
+/* Gathers the states of all elements, `width` bytes each. Scratch: the part's states. */
 static ar_status gather_states(const exchange *x, size_t width)
 {
     const size_t before = elements_before(x);
@@ -201,7 +201,7 @@ static ar_status exchange_states(const exchange *x, size_t width)
 {
     const size_t local_count = x->count[x->me], start = x->start[x->me];
     const ar_buf received = ar_buf_at(x->room, (x->total - local_count) * width);
-    for (size_t i = 0; i < x->ranks; i++) { /* what goes to each rank, then what comes from it */
+    for (size_t i = 0; i < x->ranks; i++) { /* bytes sent to each rank, then received from each */
         x->bytes[i] = i == x->me ? 0 : x->count[i] * width;
         x->bytes[x->ranks + i] = i == x->me ? 0 : local_count * width;
     }
@@ -298,7 +298,7 @@ ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf 
     ar_buf rounded = {NULL};
     AR_TRY(ari_exact_bucket_zero(ctx, q, bucket, n, storage));
     ar_status st = AR_OK;
-    if (r.narrow) { /* to the nearest: slices would cut them */
+    if (r.narrow) { /* rounded to nearest, because slices would truncate */
         AR_TRY(dev->alloc(ctx->device, q, &rounded, n * sizeof(uint16_t)));
         const ar_tensor wide = terms;
         terms = one_row(AR_BF16, rounded, n);

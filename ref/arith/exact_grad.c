@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients in the exact arithmetic. Within a sample dW is one contraction, rounded once; across samples, tokens of a
- * bias, micro-batches and ranks the values go into the order-independent accumulator (numerics.md). */
+/* Gradients in exact arithmetic. Within a sample dW is one contraction, rounded once. Across samples, a bias's tokens,
+ * micro-batches and ranks the values are added in the order-independent accumulator (numerics.md). */
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"
@@ -90,7 +90,7 @@ ar_status ari_exact_grad_complete(ar_ctx *ctx, ar_queue *q, ar_param *p)
     return AR_OK;
 }
 
-/* Made when first needed: a model that only runs forward has no gradients. */
+/* Allocated on first use, because a model that only runs forward has no gradients. */
 ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p)
 {
     const size_t n = ar_tensor_count(&p->value);
@@ -111,7 +111,7 @@ static size_t rows_of(const ar_param *p)
     return p->value.ndim > 1 ? ari_param_matrix(p).shape[0] : 1;
 }
 
-/* [tokens, features] as [samples, features, tokens of a sample]. */
+/* Views [tokens, features] as [samples, features, tokens of a sample]. */
 static ar_tensor by_sample(const ar_tensor *t, size_t samples)
 {
     const size_t sample_tokens = t->shape[0] / samples;
@@ -129,7 +129,7 @@ ar_status ari_exact_new_packed(ar_ctx *ctx, ar_packed **out, size_t batch, size_
     return AR_OK;
 }
 
-/* The integers of one operand, whose exponents are e. */
+/* Quantises one operand with exponents e. */
 static ar_status quantise_gradient(ar_ctx *ctx, ar_packed **packed, const ar_tensor *t, ar_cbuf c, int sign, ar_cbuf e,
                                    bool narrow)
 {
@@ -152,7 +152,8 @@ typedef struct contractions {
     bool narrow;
 } contractions;
 
-/* Every sample's tokens are all here: rounded and added tile by tile. b: the integers of x. */
+/* Used if every sample's tokens are all on this rank: results are rounded and added tile by tile. b: the integers of
+ * x. */
 static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, const ar_packed *b, ar_buf e)
 {
     ar_packed *a = NULL;
@@ -252,7 +253,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     const char *tag = terms->param->name;
     ar_grad_terms trained[AR_MAX_PARTS];
     int count = 0;
-    ar_tensor c; /* int32, of numbers that a kernel moves */
+    ar_tensor c; /* int32, because the data are not floats */
     size_t parts = 0;
     if (samples == 0 || tokens % samples != 0)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from %zu tokens in %zu samples", tag, tokens, samples);

@@ -31,7 +31,7 @@ typedef struct grouped {
     ar_tensor y; /* fp32 result if no sums are folded */
     ar_buf e;    /* [rows] */
     ar_packed *packed;
-    ari_sum_slice s; /* s.s.ptr NULL: not folded */
+    ari_sum_slice s; /* s.s.ptr NULL: not reduced */
 } grouped;
 
 static ar_status measure_group(ar_ctx *ctx, const grouped *o, size_t i)
@@ -43,7 +43,7 @@ static ar_status measure_group(ar_ctx *ctx, const grouped *o, size_t i)
                       o->b[i]->narrow);
 }
 
-/* Group i: rounded to its rows of y, or its integers to its part of the sums. */
+/* Multiplies group i: rounds the result to the group's rows of y, or stores its integers in its part of the sums. */
 static ar_status multiply_group(ar_ctx *ctx, const grouped *o, size_t i)
 {
     const size_t first_row = o->g->first[i], rows = o->g->first[i + 1] - first_row, n = o->b[i]->x.rows;
@@ -89,7 +89,7 @@ static ar_status begin_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, bool 
     return ari_step_alloc(ctx, &o->s.s, bytes);
 }
 
-/* y, fp32, = this rank's slice of the sums rounded: the exponents of B change from group to group. */
+/* Rounds this rank's slice of the sums to y in fp32; the exponents of B differ between groups. */
 static ar_status round_groups(ar_ctx *ctx, const grouped *o, ar_buf y)
 {
     const ari_sum_slice *s = &o->s;
@@ -120,7 +120,7 @@ static ar_status fold_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, ar_com
     return ari_exact_gather(ctx, y, group);
 }
 
-/* Without peers a group is multiplied as soon as its B is made: while its integers are in the caches. */
+/* Without peers, a group is multiplied as soon as its B has been computed, while its integers are in the caches. */
 static ar_status contract_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, const ar_group_operands *b,
                                  ar_comm *group, const char *tag)
 {
@@ -160,8 +160,7 @@ ar_status ari_exact_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_te
 
 /* --- gradients: one contraction for each group and sample, a run of rows ------------------------------------------ */
 
-/* dy (sign +1) or x (-1) transposed, [features, rows], as integers: the rows of each run have exponents of their
- * own. */
+/* dy (sign +1) or x (-1), transposed to [features, rows], as integers: each run's rows have separate exponents. */
 typedef struct run_operand {
     ar_tensor t; /* [features, rows] */
     int sign;
@@ -216,7 +215,7 @@ static ar_cbuf run_exponents(const run_operand *o, size_t run)
     return ar_cbuf_at(ar_const(o->e), run * o->t.shape[0] * WORD);
 }
 
-/* All groups' parameters number j of n. */
+/* Adds the gradients of parameter j of n in all groups. */
 static ar_status add_runs(ar_ctx *ctx, ar_param *const *sums, int n, const run_operand *dy, const run_operand *x,
                           const ar_groups *g)
 {
@@ -343,7 +342,7 @@ ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *sums, const ar_ten
                                 const ar_groups *g, ar_comm *x_rows_over, const char *tag)
 {
     const ar_tensor x_t = ari_tensor_transposed(x);
-    ar_tensor c; /* int32, of numbers that a kernel moves */
+    ar_tensor c; /* int32, because the data are not floats */
     bool any = false;
     AR_TRY(ari_check_groups(g, x->shape[0], tag));
     for (size_t i = 0; i < g->n * (size_t)n; i++) { /* zeros if there are no rows */

@@ -17,7 +17,7 @@ void ari_moved_rows_end(ari_moved_rows *m)
     free(m->sent);
 }
 
-/* Own rows in the order in which they leave: by the rank that they go to, of each by blocks. */
+/* Lists this rank's rows in sending order: by destination rank, then by block. */
 static ar_status list_leaving(ari_moved_rows *m, const ari_row_blocks *row_blocks)
 {
     const size_t *local_rows = row_blocks->rows + (size_t)ar_comm_rank(row_blocks->group) * row_blocks->blocks;

@@ -14,23 +14,23 @@
 #include "ref/core/tensor_private.h"
 
 struct ar_param_grad {
-    ar_tensor sum; /* [n], in the order of the layer's matrix [out, in], of the value's dtype */
+    ar_tensor sum; /* [n] in the order of the layer's matrix [out, in], with the value's dtype */
 };
 
 struct ar_operand {
     ari_extents x;
-    ar_parts parts; /* views: the caller's memory, valid for the step */
+    ar_parts parts; /* views of the caller's memory; valid during the step */
     bool part;      /* of another operand */
 };
 
 struct ar_sum {
     const ar_operand *a, *b;
-    ar_tensor folded;  /* the reduced matrix, or the own rows of it; data NULL: never folded */
-    ar_event *reduced; /* on another queue than the context's; NULL: on that */
+    ar_tensor folded;  /* the reduced matrix, or this rank's rows of it; data NULL: never reduced */
+    ar_event *reduced; /* recorded after a reduction on another queue; NULL: the context's queue reduces */
     ar_tensor partial; /* result that is being reduced */
 };
 
-/* Ends an object of the step that has nothing but its memory. */
+/* Ends an object of the step that owns only its memory. */
 static void object_free(ar_ctx *ctx, void *object)
 {
     (void)ctx;
@@ -65,7 +65,7 @@ static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **out, const ar_
     return ari_check_pair(&(*out)->x, &b->x, tag);
 }
 
-/* Part of one matrix, as a matrix; of several, as ari_tensor_part has it. */
+/* Returns a part of one matrix as a matrix, or of several matrices as ari_tensor_part does. */
 static ar_tensor part_of(const ar_tensor *t, const ar_part *part)
 {
     if (t->ndim > 2)
@@ -165,7 +165,8 @@ static ar_status add_product(ar_ctx *ctx, const ar_tensor *c, const ar_tensor *a
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
-/* y = A B^T, parts along K added up, parts of B along rows side by side in y's columns. A has one part, or B's. */
+/* Computes y = A B^T, where parts along K are added and parts of B along rows are side by side in y's columns. Either A
+ * or B has only one part. */
 static ar_status multiply_parts(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 {
     const ar_parts *a = &s->a->parts, *b = &s->b->parts;
@@ -182,12 +183,12 @@ static ar_status multiply_parts(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s
         column += rows;
         k += depth;
     }
-    if (!s->b->part) /* whose work who cuts it counts */
+    if (!s->b->part) /* the caller counts the work of a part */
         ari_work_of_product(&s->a->x, &s->b->x);
     return AR_OK;
 }
 
-/* Rounded to y once: parts along K are added up in fp32. */
+/* Rounds the sum to y once: parts along K are added in fp32. */
 static ar_status multiply_sum(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 {
     ar_tensor sum;
@@ -198,7 +199,7 @@ static ar_status multiply_sum(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
     return ari_wide_end(ctx, y, &sum);
 }
 
-/* The own rows of the one matrix's sum over the group: an equal number on every rank. */
+/* Reduce-scatters the rows of a single matrix's sum over the group; every rank gets equally many. */
 static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *group, const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(group), cols = s->b->x.rows;
@@ -267,7 +268,7 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
 
 struct ar_blocks {
     ar_blocks_options o;
-    ar_tensor b, sum; /* [batch, n, k] of any strides; fp32 [places, batch, rows of a place, n] */
+    ar_tensor b, sum; /* b: [batch, n, k] with any strides; sum: fp32 [places, batch, rows of a place, n] */
 };
 
 static void blocks_destroy(ar_ctx *ctx, void *object)
@@ -315,7 +316,7 @@ static ar_status native_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *par
     return add_product(ctx, &c, a, &b, true);
 }
 
-/* Every place's rows, rounded to y before they are sent. */
+/* Reduce-scatters every place's rows, rounded to y's dtype before they are sent. */
 static ar_status scatter_places(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, size_t place_elements)
 {
     ar_tensor sent = s->sum;
@@ -550,7 +551,7 @@ const ar_arith_ops *ari_arith_native(ar_precision precision)
 
 /* --- groups ------------------------------------------------------------------------------------------------------- */
 
-/* Groups of rows in native numerics: a product for each, and one sum over the ranks of them all. */
+/* Handles groups of rows in native numerics: one product per group, and one reduction over the ranks for all groups. */
 
 ar_status ari_check_groups(const ar_groups *g, size_t rows, const char *tag)
 {
@@ -589,7 +590,7 @@ ar_status ari_native_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_t
     return ar_comm_all_reduce(group, ctx->queue, y->data, ar_const(y->data), ar_tensor_count(y), y->dtype, AR_SUM, tag);
 }
 
-/* A group without rows adds nothing, and yet has a gradient: zeros. */
+/* A group without rows adds nothing but still has a gradient, which is zero. */
 static ar_status add_nothing(ar_ctx *ctx, ar_param *p)
 {
     if (!p->requires_grad)

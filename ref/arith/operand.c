@@ -131,7 +131,8 @@ ar_status ari_grad_begin(ar_ctx *ctx, bool *is_trained, ar_param *p, const ar_te
 
 void ari_operand_done(ar_ctx *ctx, const ar_operand *o)
 {
-    ari_step_disown(ctx, (void *)(uintptr_t)o); /* const for the layers; the step, which made it, ends it */
+    ari_step_disown(ctx, (void *)(uintptr_t)o); /* the const is for the layers; the step that created the operand
+                                                   ends it */
 }
 
 void ari_work_of_product(const ari_extents *a, const ari_extents *b)

@@ -20,21 +20,20 @@ typedef struct ari_extents {
     size_t batch_shape[AR_MAX_DIMS];
 } ari_extents;
 
-/** Extents of `p` put together. Errors: AR_ERR_SHAPE (parts do not fit), AR_ERR_ARG,
- *  AR_ERR_DTYPE. */
+/** Computes the extents of `p` as a whole. Errors: AR_ERR_SHAPE (parts do not fit), AR_ERR_ARG, AR_ERR_DTYPE. */
 AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p);
 
-/** Checks that a product with the rows of `a` can be reduced so on this queue. Errors: AR_ERR_INDIVISIBLE (the rows
- *  cannot be scattered), AR_ERR_UNSUPPORTED (several matrices scattered; another queue than the context's, and not
- *  scattered). */
+/** Checks that a product with the rows of `a` can be reduced in this way on this queue. Errors: AR_ERR_INDIVISIBLE (the
+ *  rows cannot be scattered), AR_ERR_UNSUPPORTED (scattering several matrices; another queue than the context's without
+ *  scattering). */
 AR_NODISCARD ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue *q, const ar_comm *group,
                                       ar_fold method, const char *tag);
 
-/** Checks that an operand has this part: several matrices only whole. Errors: AR_ERR_SHAPE. */
+/** Checks that an operand has this part; several matrices are only used as a whole. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_part(const ari_extents *x, const ar_part *part);
 
-/** Checks that b can be the B of a contraction in blocks. Errors: AR_ERR_SHAPE, AR_ERR_INDIVISIBLE (the places do not
- *  divide the rows). */
+/** Checks that b can be the B of a contraction in blocks. Errors: AR_ERR_SHAPE, AR_ERR_INDIVISIBLE (the number of
+ *  places does not divide the rows). */
 AR_NODISCARD ar_status ari_check_blocks(const ari_extents *b, const ar_blocks_options *o);
 /** The number of places. */
 static inline size_t ari_places(const ar_blocks_options *o)
@@ -52,7 +51,7 @@ static inline ar_part ari_place_part(const ar_part *part, size_t batch, size_t p
                      .cols = n};
 }
 
-/** Checks that A fits B. Errors: AR_ERR_SHAPE. */
+/** Checks that the shapes of A and B match. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_pair(const ari_extents *a, const ari_extents *b, const char *tag);
 
 /** Computes how many of `total` elements each rank of a group has, in units of `width`. The parts are equal runs of
@@ -67,7 +66,7 @@ static inline ar_tensor ari_group_rows(const ar_tensor *t, const ar_groups *g, s
     return ar_tensor_slice(t, 0, g->first[i], g->first[i + 1] - g->first[i]);
 }
 
-/** Slots contract_groups and grad_groups of native numerics: one group after the other. */
+/** Slots contract_groups and grad_groups of native numerics: process one group after the other. */
 extern __typeof__(*((ar_arith_ops *)0)->contract_groups) ari_native_contract_groups;
 extern __typeof__(*((ar_arith_ops *)0)->grad_groups) ari_native_grad_groups;
 
@@ -97,7 +96,7 @@ static inline bool ari_has_peers(ar_comm *c)
     return c && ar_comm_size(c) > 1;
 }
 
-/** The first element of this rank's share, of shares that follow each other in rank order. */
+/** Returns the first element of this rank's share; shares are consecutive in rank order. */
 static inline size_t ari_share_start(const ar_comm *c, const size_t *counts)
 {
     size_t start = 0;

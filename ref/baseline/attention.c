@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scaled dot-product attention with grouped KV heads, masks and RoPE: numerics.md section 4. Inside, tensors are
- * head-major, [b, heads, s, d], so that (query heads of a group x queries) is one strided dimension. */
+/* Scaled dot-product attention with grouped KV heads, masks and RoPE: numerics.md section 4. Internally tensors are
+ * stored head by head, [b, heads, s, d], so that (query heads of a group x queries) is one strided dimension. */
 #include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
@@ -128,7 +128,7 @@ static double scale_of(const ari_bl_run *run)
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Products q k^T of a row made into logits. bare: the scores before capping; NULL: they are not capped. */
+/* Computes a row's logits from its products q k^T. bare: receives the scores before capping; NULL: no capping. */
 static void logits_of(const ari_bl_run *run, double *row, double *bare, uint8_t *visible, const score_row *query_row,
                       double scale)
 {
@@ -144,7 +144,7 @@ static void logits_of(const ari_bl_run *run, double *row, double *bare, uint8_t 
 /* Queries [first_query, first_query + rows) of a head of [b, H], with all keys. */
 typedef struct band {
     size_t head, first_query, rows;
-    double *probs, *bare; /* [rows, s]; bare: the scores before capping; NULL: they are not capped */
+    double *probs, *bare; /* [rows, s]; bare: the scores before capping; NULL: no capping */
 } band;
 
 /* Computes the band's probabilities, the largest logits and sums of its rows, and the saved values of sinks: the
@@ -218,7 +218,7 @@ static ar_status emit_probs(ari_bl_run *run, char pass, const double *probs)
     return run->s > AR_SCORES_WHOLE ? AR_OK : ari_bl_emit(run, run->names->probs, pass, 4, shape, probs);
 }
 
-/* y, head-major: columns [first_col, first_col + heads*d) of x [tokens, ld] normalised. */
+/* Normalises columns [first_col, first_col + heads*d) of x [tokens, ld] to y, stored head by head. */
 static ar_status normalise(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, double *y,
                            const double *x, size_t ld, size_t first_col, size_t heads)
 {
@@ -279,7 +279,7 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const ari_bl_no
 typedef struct all_heads {
     const ari_bl_attention *a;
     const ari_bl_params *p;
-    double *out, *dout, *dq, *dk, *dv, *dp, *ds, *dot; /* head-major, or [b, H, s, s]; dot [b, H, s] */
+    double *out, *dout, *dq, *dk, *dv, *dp, *ds, *dot; /* stored head by head, or [b, H, s, s]; dot [b, H, s] */
     double *digests, *dropped_digests;                 /* [b, H, s, ARI_DIGEST]; NULL: not requested */
 } all_heads;
 
@@ -357,7 +357,7 @@ static ar_status bands_of_head(ari_bl_run *run, void *task_arg, size_t head)
     return AR_OK;
 }
 
-/* Heads do not depend on one another, unless all of them raise the largest logits. */
+/* Heads are independent, unless all of them raise the largest logits. */
 static ar_status each_head(ari_bl_run *run, all_heads *head_data,
                            ar_status (*task)(ari_bl_run *run, void *task_arg, size_t head))
 {
@@ -388,7 +388,7 @@ static ar_status forward_at_once(ari_bl_run *run, all_heads *head_data)
     return ari_bl_each(run, run->b * run->c->heads, context_of_head, head_data);
 }
 
-/* Errors of rounding are drawn once for each number: a run with noise keeps what it drew. */
+/* Rounding errors are drawn once for each number, so a run with noise keeps the probabilities that it computed. */
 static bool keeps_probs(const ari_bl_run *run)
 {
     return run->s <= AR_SCORES_WHOLE || run->noise != NULL;
@@ -443,8 +443,8 @@ static double score_gradient(const ari_bl_run *run, double p, double dp, double 
     return ari_bl_branch(run, d * scale);
 }
 
-/* +0 in dP [rows, s] at masked keys, and dS [rows, s] of a band: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP,
- * which goes to dot [rows]. */
+/* Sets dP [rows, s] to +0 at masked keys and computes dS [rows, s] of a band: dS = fl32(fl32(Pr*(dP - D))*scale); D =
+ * sum of Pr*dP is stored in dot [rows]. */
 static ar_status band_backward(ari_bl_run *run, const band *b, double *dp, double *ds, double *dot)
 {
     ARI_BL_SCOPE(run);
@@ -488,13 +488,13 @@ static ar_status ds_of_head(ari_bl_run *run, void *task_arg, size_t head)
     return band_backward(run, &full_band, h->dp + head * s * s, h->ds + head * s * s, h->dot + head * s);
 }
 
-/* The gradients of KV head kv of [b, G]. dK and dV are one contraction over (query heads of the group x queries), dQ
- * one per query head. V met the probabilities after dropout. */
+/* Computes the gradients of KV head kv of [b, G]. dK and dV are one contraction over (query heads of the group x
+ * queries), dQ is one per query head. V was multiplied by the probabilities after dropout. */
 static ar_status gradients_of_kv_head(ari_bl_run *run, void *task_arg, size_t kv)
 {
     const all_heads *h = task_arg;
     const size_t s = run->s, d = run->c->head_dim, members = members_of(run),
-                 first_head = kv * members; /* its first head */
+                 first_head = kv * members; /* first query head of the KV head */
     const size_t values = ar_config_value_dim(run->c);
     double *dq = h->dq + first_head * s * d, *dk = h->dk + kv * s * d, *dv = h->dv + kv * s * values;
     const double *ds = h->ds + first_head * s * s;
@@ -542,11 +542,11 @@ static ar_status back_by_queries(ari_bl_run *run, void *task_arg, size_t head)
  * see one of them; earlier rows stay zero. */
 typedef struct columns {
     size_t head, first_key, keys, first_query;
-    double *pr, *ds, *bare; /* bare: of one row; NULL: scores are not capped */
+    double *pr, *ds, *bare; /* bare: for one row; NULL: scores are not capped */
     uint8_t *visible;
 } columns;
 
-/* From the rows' largest logits, sums and D. */
+/* Computes columns from the rows' largest logits, sums and D. */
 ARI_SIMD __attribute__((flatten)) static void finish_columns(const ari_bl_run *run, const all_heads *h,
                                                              const columns *c)
 {
@@ -591,7 +591,7 @@ static ar_status columns_of_head(ari_bl_run *run, const all_heads *h, columns *c
     return AR_OK;
 }
 
-/* dK and dV of KV head kv, some keys after the other: all terms of a sum are there at once. */
+/* Computes dK and dV of KV head kv for some keys at a time: all terms of a sum are available at once. */
 static ar_status back_by_keys(ari_bl_run *run, void *task_arg, size_t kv)
 {
     const all_heads *h = task_arg;
@@ -667,7 +667,7 @@ static ar_status sink_gradient(ari_bl_run *run, const double *sunk, const double
 static ar_status back_in_bands(ari_bl_run *run, all_heads *head_data)
 {
     head_data->digests = take_digests(run);
-    run->largest = NULL; /* the forward pass has seen them */
+    run->largest = NULL; /* the forward pass has already recorded the logits */
     AR_TRY(run->memory);
     AR_TRY(ari_bl_each(run, run->b * run->c->heads, back_by_queries, head_data));
     AR_TRY(emit_digests(run, run->names->probs, 'b', head_data->digests));

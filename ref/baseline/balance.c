@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The losses of routers (ar_router_losses). With p = softmax(z), n_i tokens to expert i and c_i = a*E*n_i / D:
+/* Router losses (ar_router_losses). With p = softmax(z), n_i tokens for expert i and c_i = a*E*n_i / D:
  *
- *     dz_i += p_i*(c_i - sum over j of p_j*c_j)        D = k*S^2*B of a sequence of S tokens, one of B;
- *                                                      k*T^2 of a batch of T; (L*T)^2 of L layers, n of all together
- *     dz_i += p_i*(2*z/T)*lse,  lse = log(sum of exp(z))
+ *    dz_i += p_i*(c_i - sum over j of p_j*c_j)        D = k*S^2*B for one of B sequences of S tokens;
+ *                                                     k*T^2 for a batch of T tokens; (L*T)^2 for L layers, n summed over them
+ *    dz_i += p_i*(2*z/T)*lse,  lse = log(sum of exp(z))
  *
- * of tokens that are not padding, which alone are counted in n, S and T. */
+ * Padding tokens are not counted in n, S and T. */
 #include "ref/baseline/run.h"
 
 #include "ref/numerics/elementary.h"
@@ -27,7 +27,8 @@ static bool is_padding(const ari_bl_run *run, size_t token)
     return run->batch->padding_mask != NULL && run->batch->padding_mask[token] == 0;
 }
 
-/* count[i] += tokens [first_token, first_token + n) that go to expert i. Returns how many tokens these are. */
+/* Adds to count[i] the number of tokens [first_token, first_token + n) that use expert i. Returns the number of counted
+ * tokens. */
 static size_t count_tokens(const ari_bl_run *run, double *count, const ari_bl_routed *r, size_t first_token, size_t n)
 {
     const size_t k = run->c->experts.per_token;

@@ -78,7 +78,7 @@ static void scale_rows(const ari_bl_run *run, double *y, const double *x)
         y[i] = ari_bl_keep(run, ari_bl_branch(run, x[i] * factor));
 }
 
-/* An MLP's rows: f features of each, of a gated one 2f at first. */
+/* Rows of an MLP's activation: f features each; if gated, 2f at first. */
 typedef struct activation {
     double *out, *dfc;
     const double *fc, *dout;
@@ -86,7 +86,7 @@ typedef struct activation {
     double doubt;
 } activation;
 
-/* flatten: all that is called is compiled for each level too. */
+/* flatten: compiles all called functions for each instruction set too. */
 ARI_SIMD __attribute__((flatten)) static void activate_row(const ari_bl_run *run, double *out, const double *fc,
                                                            size_t f)
 {
@@ -141,7 +141,7 @@ ar_status ari_bl_activate_backward(ari_bl_run *run, double *dfc, const double *d
     return ari_bl_each(run, rows, activate_backward, &a);
 }
 
-/* gate and up, or fc: the columns of [tokens, 2F] or [tokens, F] under their names. */
+/* Emits gate and up, or fc: the columns of [tokens, 2F] or [tokens, F] under their names. */
 static ar_status emit_fc(ari_bl_run *run, const char *const names[2], char pass, const double *fc)
 {
     const size_t f = run->c->ffn, ld = run->c->gated ? 2 * f : f;
@@ -186,7 +186,7 @@ static size_t qkv_width(const ar_config *c)
     return (c->heads + c->kv_heads) * c->head_dim + c->kv_heads * ar_config_value_dim(c);
 }
 
-/* Rows [head][q, k, v] made [q | k | v], head after head, or back, in place. */
+/* Reorders rows [head][q, k, v] to [q | k | v], head after head, or back, in place. */
 static ar_status regroup(ari_bl_run *run, double *rows, bool back)
 {
     const size_t heads = run->c->heads, d = run->c->head_dim, width = 3 * heads * d;
@@ -345,7 +345,8 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
     return ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->attention_x, NULL);
 }
 
-/* r = x + attention, y = r + MLP of r: dr = dy + through the MLP, dx = dr + through attention of dr. */
+/* Backward for r = x + attention, y = r + MLP of r: dr = dy + the gradient through the MLP, dx = dr + the gradient of
+ * dr through attention. */
 static ar_status backward_in_turn(ari_bl_run *run, const ari_bl_params *p, double *dx, const double *dy,
                                   const ari_bl_block *saved, double *din, double *dr)
 {

@@ -75,7 +75,7 @@ static ar_status check_config(const ar_config *c, const ar_baseline_options *o)
     return check_experts(c, o);
 }
 
-/* Every row's documents are 0, 1, 2, .. in their order. */
+/* Checks that every row's documents are numbered 0, 1, 2, .. in order. */
 static ar_status check_documents(const ar_batch *batch)
 {
     int64_t document = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* C[i,j] = round(sum over k of A[i,k]*B[j,k]): in integers, as numerics.md section 2 has it, or one term after the
- * other. */
+/* Computes C[i,j] = round(sum over k of A[i,k]*B[j,k]): in integers, as numerics.md section 2 defines it, or one term
+ * after the other. */
 #include "ref/baseline/run.h"
 
 #include <math.h>
@@ -15,8 +15,8 @@ __extension__ typedef __int128 wide;
  * all of A. */
 enum { ROWS = 4, PANEL = ARI_BL_PANEL, BAND = 4, BLOCK = 8191, MOST_NARROW = 16384 };
 
-/* sum[i][j] = ((a_i0*b_j0 + a_i1*b_j1) + a_i2*b_j2) + ..: k runs outside, so that each sum has its terms one after the
- * other, as three nested loops over i, j and k have them. */
+/* Computes sum[i][j] = ((a_i0*b_j0 + a_i1*b_j1) + a_i2*b_j2) + .. with k as the outer loop, so that each sum adds its
+ * terms in the same order as three nested loops over i, j and k. */
 #define TILE(name, number, element)                                                                                    \
     ARI_SIMD static void name(number sum[ROWS][PANEL], const element *restrict a, const element *restrict b, size_t k) \
     {                                                                                                                  \
@@ -33,7 +33,7 @@ TILE(tile_of_doubles, double, double)
 
 /* --- exact: numerics.md section 2, step by step ------------------------------------------------------------------- */
 
-/* Step 2: the bits of the integers, and the largest one. */
+/* Step 2: the number of bits of the integers, and the largest integer. */
 typedef struct width {
     int32_t p, limit;
 } width;
@@ -45,7 +45,7 @@ static width width_of(const ari_bl_run *run, size_t k, int flags)
     return run->o->bf16 && narrow ? of_bf16 : of_fp32;
 }
 
-/* |x| as an integer that orders as |x| does; NaN and infinity are the largest. */
+/* Returns |x| as an integer with the order of |x|; NaN and infinity are the largest. */
 static inline uint64_t magnitude_of(double x)
 {
     return ari_bits64(x) & 0x7fffffffffffffffu;
@@ -116,8 +116,8 @@ ARI_SIMD static void quantise(int32_t *restrict q, double unit[PANEL], double *r
         }
 }
 
-/* Steps 4 and 5. A block of 8191 products below 2^50 stays below 2^63; both conversions round to nearest, so the first
- * is the correctly rounded binary64 of the exact integer. */
+/* Steps 4 and 5. A block of 8191 products below 2^50 stays below 2^63. Both conversions round to nearest, so the first
+ * gives the correctly rounded binary64 of the exact integer. */
 ARI_SIMD static void exact_values(double value[ROWS][PANEL], const int32_t *a, const int32_t *b, size_t k,
                                   const double *unit_a, const double *unit_b)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dropout: numerics.md section 5. What is dropped depends on the site's name, the step and the element's place in
- * the longest sequence that the model holds. */
+/* Dropout: numerics.md section 5. The dropped elements depend on the site's name, the step and the element's position
+ * in the longest sequence that the model supports. */
 #include "ref/baseline/run.h"
 
 #include "ref/numerics/philox.h"

@@ -29,8 +29,8 @@ static const char *path_of(const ari_bl_run *run)
     return run->c->experts.w123 ? "block_sparse_moe" : "mlp";
 }
 
-/* "mlp.gate", "mlp.experts.3.up_proj": a part of the experts, or (below not "") of one; lives as long as the
- * parameters. */
+/* Returns the path of a part of the experts ("mlp.gate"), or (below not "") of one expert ("mlp.experts.3.up_proj"); it
+ * lives as long as the parameters. */
 static const char *part_name(ari_bl_run *run, const char *below, const char *part)
 {
     char *name = ari_bl_take(run, 1, PART_SIZE, 1);
@@ -72,7 +72,7 @@ static const char *shared_name(const ari_bl_run *run)
     return run->c->experts.ungated ? "shared_experts" : "shared_expert";
 }
 
-/* No gradient is made for it. */
+/* The bias gets no gradient. */
 static ar_status load_bias(ari_bl_run *run, ari_bl_experts *e)
 {
     const size_t n = run->c->experts.n;
@@ -108,7 +108,7 @@ ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
     return x->ungated ? AR_OK : load_one(run, &e->shared_gate, 1, "shared_expert_gate");
 }
 
-/* Emits [tokens, features] under the experts' path; part "": of all of it. */
+/* Emits [tokens, features] under the experts' path; part "": the experts' output. */
 static ar_status emit(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld, size_t first_col,
                       size_t features)
 {
@@ -119,7 +119,7 @@ static ar_status emit(ari_bl_run *run, const char *part, char pass, const double
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
 
-/* Numbers the rows: sorted by expert, and within one by token, so that each sample's are together. */
+/* Numbers the rows: sorted by expert and then by token, so that the rows of a sample are together. */
 static void sort_rows(const ari_bl_run *run, ari_bl_routed *r)
 {
     const size_t k = run->c->experts.per_token, n = run->c->experts.n;
@@ -141,7 +141,7 @@ static void sort_rows(const ari_bl_run *run, ari_bl_routed *r)
     }
 }
 
-/* A value of each slot as [tokens, E]: 0 for an expert that is not the token's. */
+/* Emits a value of each slot as [tokens, E], with 0 for experts that the token does not use. */
 static ar_status emit_slots(ari_bl_run *run, const char *part, char pass, const ari_bl_routed *r, const double *value)
 {
     const size_t k = run->c->experts.per_token, n = run->c->experts.n;
@@ -350,7 +350,7 @@ static void add(const ari_bl_run *run, double *dx, const double *addend)
         dx[i] = ari_bl_keep(run, ari_bl_branch(run, dx[i] + addend[i]));
 }
 
-/* dx += the gradient through the shared expert, and through its gate. work: [h]. */
+/* Adds the gradient through the shared expert and through its gate to dx. work: [h]. */
 static ar_status shared_backward(ari_bl_run *run, const ari_bl_experts *e, double *dx, const double *dy,
                                  const ari_bl_routed *r, const double *x, double *work)
 {

@@ -6,7 +6,7 @@
 
 #include "ref/numerics/elementary.h"
 
-/* The token's row, or its gradient, times a factor that is rounded to fp32 once. */
+/* Returns the token's row, or its gradient, times a factor that is rounded to fp32 once. */
 static double scaled(const ari_bl_run *run, double x)
 {
     const double factor = (double)(float)run->c->embed_scale;
@@ -131,7 +131,7 @@ static ar_status emit_of_head(ari_bl_run *run, const char *part, char pass, cons
     return ari_bl_emit_tokens(run, name, pass, logits, run->c->vocab, 0, run->c->vocab);
 }
 
-/* Logits become capped ones; what they were stays in m->bare. */
+/* Caps the logits; the uncapped ones are kept in m->bare. */
 static ar_status cap_logits(ari_bl_run *run, ari_bl_model *m)
 {
     for (size_t i = 0; i < run->tokens * run->c->vocab; i++) {
@@ -149,7 +149,7 @@ static void scale_logits(ari_bl_run *run, const ari_bl_model *m)
         m->dlogits[i] = ari_bl_keep(run, ari_bl_branch(run, m->dlogits[i] * factor));
 }
 
-/* Without a head: the loss is the sum of all elements of its output. */
+/* Handles a model without a head: the loss is the sum of all elements of its output. */
 static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss)
 {
     ARI_BL_SCOPE(run);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Latent attention's projections (DeepSeek-V2, arXiv:2405.04434, equations 9 to 19). Of a token's x:
+/* Projections of latent attention (DeepSeek-V2, arXiv:2405.04434, equations 9 to 19). For a token's x:
  *
- *    cq = Wqa x                    q = Wqb norm(cq), of each head d features
- *    ckv | kr = Wkva x             k | v = Wkvb norm(ckv), of each head d - r features and those of a value
+ *   cq = Wqa x                    q = Wqb norm(cq), with d features per head
+ *   ckv | kr = Wkva x             k | v = Wkvb norm(ckv), with d - r key features and a value per head
  *
- * and each head's key is k | kr, whose last r features are the same for all of them. Without a rank q = Wq x. */
+ * Each head's key is k | kr, whose last r features all heads share. Without a rank q = Wq x. */
 #include "anyrank/block.h"
 #include "anyrank/config.h"
 #include "ref/baseline/run.h"
@@ -14,7 +14,7 @@
 /* Offsets of a token's numbers. */
 typedef struct latent_form {
     size_t heads, d, r, v; /* d: features of a key, of which r are shared; v: features of a value */
-    size_t qkv, up;        /* q | k | v; k | v of each head without what they share */
+    size_t qkv, up;        /* widths of q | k | v, and of k | v per head without the shared features */
 } latent_form;
 
 static latent_form form_of(const ar_config *c)
@@ -49,7 +49,7 @@ static ar_status load_one(ari_bl_run *run, ari_bl_linear *l, const char *name, s
 static ar_status load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name, size_t width)
 {
     AR_TRY(ari_bl_load_norm(run, norm, name, width, 1));
-    norm->eps = 1e-6; /* whatever the config says of other norms */
+    norm->eps = 1e-6; /* fixed, whatever the config says of other norms */
     return AR_OK;
 }
 
@@ -70,7 +70,7 @@ ar_status ari_bl_load_latent(ari_bl_run *run, ari_bl_latent *l)
     return load_one(run, &l->kv, n->kv_b, low, f.up);
 }
 
-/* y [tokens, l->out], emitted part by part. */
+/* Computes y [tokens, l->out] and emits it part by part. */
 static ar_status multiply(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x)
 {
     AR_TRY(ari_bl_linear_forward(run, l, y, x, run->tokens));
@@ -145,7 +145,7 @@ static ar_status path_backward(ari_bl_run *run, const ari_bl_linear *l, const ar
     return AR_OK;
 }
 
-/* dshared [tokens, r]: a sum over all heads, a contraction with ones. */
+/* Computes dshared [tokens, r], a sum over all heads: a contraction with ones. */
 static ar_status shared_gradient(ari_bl_run *run, const latent_form *f, double *dshared, const double *dqkv)
 {
     double *ones = ari_bl_doubles(run, f->heads, 1);

@@ -19,7 +19,7 @@ ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double 
     return AR_OK;
 }
 
-/* dx = dy*W: one contraction over the outputs of all parts. */
+/* Computes dx = dy*W, one contraction over the outputs of all parts. */
 ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy, size_t rows)
 {
     const ari_bl_matrix a = {dy, l->out, 1}, b = {l->weight, 1, l->in_features};
@@ -29,7 +29,7 @@ ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double
     return AR_OK;
 }
 
-/* dW = dy^T*x of outputs [first_output, first_output + width), emitted in the parameter's own shape. */
+/* Computes dW = dy^T*x for outputs [first_output, first_output + width), and emits it in the parameter's shape. */
 static ar_status weight_gradient(ari_bl_run *run, const ari_bl_linear *l, int p, size_t first_output, const double *dy,
                                  const double *x, const size_t *sample_begin)
 {
@@ -78,7 +78,7 @@ static double gain(const ari_bl_run *run, const ari_bl_norm *norm, size_t i)
     return run->c->norm_plus_one ? ari_bl_fl(run, 1.0 + norm->weight[i]) : norm->weight[i];
 }
 
-/* One row. LayerNorm: d = x - mean; RMSNorm: d = x. `work` holds h values. */
+/* Normalises one row: d = x - mean for LayerNorm, d = x for RMSNorm. `work` has space for h values. */
 static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, double *xhat, double *rstd,
                      const double *x, double *work)
 {
@@ -100,7 +100,7 @@ static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, 
     }
 }
 
-/* A norm of rows that do not depend on one another. */
+/* A norm of independent rows. */
 typedef struct norm_rows {
     const ari_bl_norm *norm;
     const ari_bl_norm_saved *saved;
@@ -131,7 +131,7 @@ ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_n
     return ari_bl_emit_tokens(run, norm->name, 'f', saved->y, features, 0, features);
 }
 
-/* With g = dy*gamma, a = S(g)/h (0 for RMSNorm), b = S(g*xhat)/h: dx = ((g - a) - xhat*b)*rstd. */
+/* Computes dx = ((g - a) - xhat*b)*rstd with g = dy*gamma, a = S(g)/h (0 for RMSNorm), b = S(g*xhat)/h. */
 static ar_status backward_row(ari_bl_run *run, void *arg, size_t t)
 {
     ARI_BL_SCOPE(run);
@@ -164,7 +164,7 @@ ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double 
     return ari_bl_emit_tokens(run, norm->name, 'b', dx, features, 0, features);
 }
 
-/* Terms of dgamma: fl32(dy*xhat) per token; of dbeta: dy. */
+/* Sums the gradients of gamma, with terms fl32(dy*xhat) per token, and of beta, with terms dy. */
 ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm *norm, const double *dy,
                                 const ari_bl_norm_saved *saved)
 {

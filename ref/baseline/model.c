@@ -75,7 +75,7 @@ ar_status ari_bl_load_model(ari_bl_run *run, ari_bl_model *m)
     return ari_bl_load_mtp(run, m);
 }
 
-/* Taken before the blocks' activations so that these can be released one by one. */
+/* Allocated before the blocks' activations, so that these can be released one by one. */
 ar_status ari_bl_take_buffers(ari_bl_run *run, ari_bl_model *m)
 {
     const size_t h = run->c->hidden;
@@ -122,7 +122,7 @@ ar_status ari_bl_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *
     return AR_OK;
 }
 
-/* Forward, loss and backward on run->batch. */
+/* Runs forward, loss and backward on run->batch. */
 static ar_status run_pass(ari_bl_run *run, ari_bl_model *m, double *loss)
 {
     const size_t layers = run->c->layers;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, equations 21 to 25, in the order of its weights). Depth d = 1
- * .. D of token i, within its document:
+/* Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, equations 21 to 25, with the order of its weights). For depth
+ * d = 1 .. D and token i within its document:
  *
- *    h_d = norm(block(M [norm(Emb(t_(i+d))) | norm(h_(d-1))])), h_0 = the final norm's output
- *    loss += w/D * (sum over i of the cross-entropy of head(h_d) and t_(i+d+1)) / (its number of such targets)
+ *   h_d = norm(block(M [norm(Emb(t_(i+d))) | norm(h_(d-1))])), h_0 = the final norm's output
+ *   loss += w/D * (sum over i of the cross-entropy of head(h_d) and t_(i+d+1)) / (number of such targets)
  *
- * Past the end of a document t is id 0 and there is no target. Embedding and head are the model's. */
+ * Beyond the end of a document t is id 0 and there is no target. Embedding and head are the model's. */
 #include "ref/baseline/run.h"
 
 #include <stdio.h>
@@ -98,7 +98,7 @@ ar_status ari_bl_take_mtp(ari_bl_run *run, ari_bl_model *m)
     return AR_OK;
 }
 
-/* Both norms' outputs side by side through the matrix, and the block. */
+/* Multiplies the two norms' outputs, side by side, by the matrix, and runs the block. */
 static ar_status forward_one(ari_bl_run *run, ari_bl_mtp *d, const double *entered, double *loss)
 {
     const size_t h = run->c->hidden;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Muon of one matrix: numerics.md section 6, step by step. */
+/* Muon's update of one matrix: numerics.md section 6, step by step. */
 #include "ref/baseline/run.h"
 
 #include <math.h>
 
 #include "ref/numerics/elementary.h"
 
-/* sqrt(sum of x^2): of the exact mode as the gradients' norm is, a sum of integers. */
+/* Returns sqrt(sum of x^2). In the exact mode it is a sum of integers, like the gradient norm. */
 static double norm_of(const ari_bl_run *run, const double *x, size_t n)
 {
     int32_t e = ARI_EXP_ZERO;
@@ -37,7 +37,7 @@ static void add(const ari_bl_run *run, double *y, double p, const double *x, dou
         y[i] = ari_bl_fl(run, ari_bl_fl(run, p * y[i]) + ari_bl_fl(run, q * x[i]));
 }
 
-/* x [m, n] with m at most n: five times A = X X^T, X = aX + (bA + c A A^T)X. */
+/* Iterates five times for x [m, n], m <= n: A = X X^T, X = aX + (bA + c A A^T)X. */
 static ar_status iterate(ari_bl_run *run, double *x, size_t m, size_t n)
 {
     double *gram = ari_bl_doubles(run, m, m), *square = ari_bl_doubles(run, m, m);

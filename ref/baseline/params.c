@@ -202,7 +202,7 @@ const ari_bl_names *ari_bl_names_of(ar_arch arch)
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }
 
-/* The values of a fresh parameter; flatten: all that is called is compiled for each level too. */
+/* Draws the values of a fresh parameter; flatten: compiles all called functions for each instruction set too. */
 ARI_SIMD __attribute__((flatten)) static void draw(double *v, size_t count, ar_init_scheme scheme, uint64_t key,
                                                    size_t fan_in, size_t fan_out, double range)
 {
@@ -218,7 +218,7 @@ ARI_SIMD __attribute__((flatten)) static void draw(double *v, size_t count, ar_i
 ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, size_t rows, size_t cols,
                            ar_init_scheme scheme, size_t fan_in, size_t fan_out)
 {
-    char name[ARI_BL_NAME_SIZE]; /* as the weights' callback and the random streams know it */
+    char name[ARI_BL_NAME_SIZE]; /* name used for the weights' callback and the random streams */
     ari_bl_name(run, name, part);
     double *v = ari_bl_doubles(run, rows, cols > 0 ? cols : 1);
     AR_TRY(run->memory);
@@ -262,7 +262,7 @@ ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name,
     return AR_OK;
 }
 
-/* One parameter tensor into rows [first_output, first_output + width) of the stacked weight. */
+/* Loads one parameter tensor into rows [first_output, first_output + width) of the stacked weight. */
 static ar_status load_part(ari_bl_run *run, const ari_bl_linear *l, int p, size_t first_output, double *weight,
                            double *bias)
 {
@@ -313,7 +313,7 @@ ar_status ari_bl_load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in_featur
     return AR_OK;
 }
 
-/* Norms of each head, or of all heads of a token together. */
+/* Loads norms of each head, or of all heads of a token together. */
 static ar_status load_qk_norms(ari_bl_run *run, ari_bl_params *p)
 {
     const ar_config *c = run->c;

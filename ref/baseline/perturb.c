@@ -13,7 +13,7 @@ typedef struct trial {
     double **input; /* [layers + 1]: inputs of each block and of the part after the last one */
 } trial;
 
-/* From the input of a block to the loss; is_saving: later inputs are kept too. */
+/* Computes from a block's input to the loss; is_saving: keeps later inputs too. */
 static ar_status run_forward(trial *t, size_t first_layer, bool is_saving, double *loss)
 {
     ari_bl_run *run = &t->run;

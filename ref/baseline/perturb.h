@@ -6,9 +6,9 @@
 /* One element of one parameter that is moved, and the loss that results. */
 typedef struct ari_perturbation {
     const char *name; /* the parameter's */
-    size_t element;   /* row-major in its Hugging Face shape */
+    size_t element;   /* index of the element, row-major in the Hugging Face shape */
     double delta;
-    double value; /* out: what the element became, in binary64 */
+    double value; /* output: the element's perturbed value in binary64 */
     double loss;  /* out */
 } ari_perturbation;
 

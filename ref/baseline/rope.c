@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rotary positions: numerics.md section 4. Scalings are those of transformers' modeling_rope_utils.py, each step
- * stored as Hugging Face does it; a / tensor is (1 / tensor) * a. */
+/* Rotary positions: numerics.md section 4. The scalings are those of transformers' modeling_rope_utils.py, and each
+ * step is stored as Hugging Face stores it; a / tensor is (1 / tensor) * a. */
 #include "ref/baseline/run.h"
 
 #include <math.h>
@@ -36,8 +36,8 @@ static double power(const ari_bl_run *run, double x, double y)
     return ari_bl_stored(run, ari_exp64(ari_bl_stored(run, y) * ari_log64(ari_bl_stored(run, x))));
 }
 
-/* YaRN blends too, along a ramp over the pairs: from the pair that turns beta_fast times within the first context to
- * the one that turns beta_slow times. */
+/* Returns a YaRN frequency, which is blended along a ramp over the pairs: from the pair that rotates beta_fast times
+ * within the original context to the one that rotates beta_slow times. */
 static double yarn_frequency(const ari_bl_run *run, size_t i, size_t d, double wave)
 {
     const ar_rope *o = run->rope;
@@ -76,7 +76,7 @@ static double dynamic_theta(const ari_bl_run *run, size_t d, size_t length)
     return ari_bl_stored(run, ari_bl_stored(run, o->theta) * power(run, base, (double)d / ((double)d - 2.0)));
 }
 
-/* The angle that pair i of a head turns by from one position to the next, in a sequence of some length. */
+/* Returns the angle by which pair i of a head rotates per position, in a sequence of some length. */
 static double frequency_of(const ari_bl_run *run, size_t i, size_t length)
 {
     const ar_rope *o = run->rope;
@@ -101,7 +101,7 @@ static double frequency_of(const ari_bl_run *run, size_t i, size_t length)
 
 /* --- the rotation ------------------------------------------------------------------------------------------------- */
 
-/* 0.1 m log(s) + 1. */
+/* Returns 0.1 m log(s) + 1. */
 static double mscale(double scale, double m)
 {
     return scale > 1.0 ? 0.1 * m * ari_log64(scale) + 1.0 : 1.0;
@@ -155,7 +155,8 @@ static void turn_pair(const ari_bl_run *run, size_t position, double frequency, 
     }
 }
 
-/* A head's features that turn, in pairs (0, 1), (2, 3), .., to all even ones, then all odd ones; or back. */
+/* Reorders a head's rotating features from pairs (0, 1), (2, 3), .. to all even ones followed by all odd ones, or
+ * back. */
 static void part_pairs(double *x, double *work, size_t half, bool is_split)
 {
     for (size_t i = 0; i < half; i++) {
@@ -166,8 +167,8 @@ static void part_pairs(double *x, double *work, size_t half, bool is_split)
         x[i] = work[i];
 }
 
-/* y1 = x1*cos - x2*sin, y2 = x2*cos + x1*sin; the features before or behind those that turn stay. Interleaved ones turn
- * as halves, which they stay in between. */
+/* Computes y1 = x1*cos - x2*sin, y2 = x2*cos + x1*sin; features before or after the rotating ones are unchanged.
+ * Interleaved features are rotated as halves, and stay in that order in between. */
 void ari_bl_rotate(ari_bl_run *run, double *x, size_t heads, double direction)
 {
     ARI_BL_SCOPE(run);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Routers: a token's experts and their weights from its logits, and the gradient of these. experts.c has the
+/* Routers: a token's experts and their weights from its logits, and the gradients of the weights. experts.c has the
  * formulas. */
 #include "anyrank/config.h"
 #include "ref/baseline/run.h"
@@ -89,7 +89,7 @@ static double score_divisor(const ari_bl_run *run, const double *a, const size_t
     return ari_bl_fl(run, sum + ari_bl_fl(run, 1e-20));
 }
 
-/* A token's a, experts and weights from its logits. work: [2, n]. */
+/* Computes a token's a, experts and weights from its logits. work: [2, n]. */
 static void route_by_scores(const ari_bl_run *run, const double *bias, double *a, size_t *expert, double *weight,
                             const double *z, double *work)
 {
@@ -106,7 +106,7 @@ static void route_by_scores(const ari_bl_run *run, const double *bias, double *a
     }
 }
 
-/* DeepSeek-V2's: a token's experts by its logits, and their weights from its softmax p. work: [2, n]. */
+/* DeepSeek-V2: chooses a token's experts by its logits, and their weights from its softmax p. work: [2, n]. */
 static void route_by_groups(const ari_bl_run *run, const double *p, size_t *expert, double *weight, const double *z,
                             double *work)
 {
@@ -158,7 +158,8 @@ static void softmax_gradient(const ari_bl_run *run, double *dz, const double *g,
     }
 }
 
-/* The same of weights scale*p_j: dz_i = p_i*([i in K] s_i - r), of s = scale*g and r = sum over K of p*s. */
+/* Computes the gradient for weights scale*p_j: dz_i = p_i*([i in K] s_i - r), with s = scale*g and r = sum over K of
+ * p*s. */
 static void groups_gradient(const ari_bl_run *run, double *dz, const double *g, const ari_bl_routed *r)
 {
     const ar_experts *x = &run->c->experts;

@@ -79,7 +79,7 @@ void ari_bl_scope_end(const ari_bl_scope *s)
     ari_bl_release(s->run, s->mark);
 }
 
-/* flatten: all that is called is compiled for each level too. */
+/* flatten: compiles all called functions for each instruction set too. */
 ARI_SIMD __attribute__((flatten)) void ari_bl_noise_refill(ari_bl_noise *noise)
 {
     enum { BLOCKS = ARI_BL_NOISE_READY / 4 };

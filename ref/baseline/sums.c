@@ -57,8 +57,8 @@ ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n, bool ma
     return run->memory;
 }
 
-/* At most 256 values. I = |v|*2^149 is v's 24-bit significand shifted left by (biased exponent - 1), so it touches two
- * slices at most, or three of 13 bits. I < 2^277: a part behind the last slice is zero. */
+/* Adds at most 256 values exactly. I = |v|*2^149 is v's 24-bit significand shifted left by (biased exponent - 1), so it
+ * touches at most two slices, or three of 13 bits. I < 2^277, so a part beyond the last slice is zero. */
 __attribute__((always_inline)) static inline void add_exact(int64_t *restrict slice, int64_t *restrict top,
                                                             size_t stride, const double *restrict v, size_t n,
                                                             uint32_t width, int64_t slices)
@@ -127,7 +127,8 @@ double ari_bl_sums_value(const ari_bl_sums *sums, size_t i)
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-/* Halves of halves of a sample while they have 512 positions; an expert's rows of it are in one piece. */
+/* Returns the number of parts of a sample: halves of halves while they have at least 512 positions; an expert's rows of
+ * a sample are one part. */
 static size_t parts_of_sample(const ari_bl_run *run, const ari_bl_terms *terms)
 {
     size_t length = run->s;
@@ -136,7 +137,7 @@ static size_t parts_of_sample(const ari_bl_run *run, const ari_bl_terms *terms)
     return run->s / length;
 }
 
-/* The gradient's terms from one part of a sample: dW = dY^T X over its tokens, rounded once. */
+/* Computes the gradient's terms from one part of a sample: dW = dY^T X over its tokens, rounded once. */
 static void part_of(const ari_bl_run *run, const ari_bl_terms *terms, size_t i, size_t cols, size_t *k,
                     ari_bl_matrix *dy, ari_bl_matrix *x)
 {
@@ -186,7 +187,7 @@ static void add_tokens(const gradient *g, ari_bl_sums *sums, const ari_bl_terms 
     }
 }
 
-/* 16 x 16 elements of a gradient. */
+/* Sums 16 x 16 elements of a gradient. */
 static ar_status sum_tile(ari_bl_run *run, void *arg, size_t tile)
 {
     ARI_BL_SCOPE(run);
@@ -212,7 +213,7 @@ static ar_status sum_tile(ari_bl_run *run, void *arg, size_t tile)
     return AR_OK;
 }
 
-/* The products of all parts, one after the other. */
+/* Opens the products of all parts, one after the other. */
 static ar_status open_products(ari_bl_run *run, gradient *g)
 {
     size_t n = 0;
@@ -231,7 +232,7 @@ static ar_status open_products(ari_bl_run *run, gradient *g)
     return AR_OK;
 }
 
-/* With errors, which are drawn in the order of the sums: 256 rows at a time. */
+/* Sums with random errors, which are drawn in the order of the sums: 256 rows at a time. */
 static ar_status gradient_with_errors(ari_bl_run *run, const gradient *g)
 {
     enum { BAND = 256 };

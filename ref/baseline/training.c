@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The norm of the gradients, clipping and the optimizers: numerics.md sections 4 and 6, written once more and
- * through ari_bl_fl, so that one text serves the three number modes. */
+/* The gradient norm, clipping and the optimizers of numerics.md sections 4 and 6, written independently and with
+ * ari_bl_fl, so that the same code serves the three number modes. */
 #include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
@@ -11,9 +11,10 @@
 
 #include "ref/numerics/elementary.h"
 
-/* A block has at most two norms of two, and four linear layers of three parts with a weight and a bias each, and three
- * weights and biases of every expert, the router's two and four of a shared expert; one for a further token three norms
- * and a matrix besides; around the blocks stand two tables, a norm and a head: fewer than another block has. */
+/* Maximum numbers of parameters. A block has at most two branches with two norms each, four linear layers of three
+ * parts with a weight and a bias each, three weights and biases per expert, two parameters of the router, and four of a
+ * shared expert. A block for a further token has three more norms and a matrix. Outside of the blocks there are two
+ * tables, a norm and a head: fewer than in one more block. */
 enum { BLOCK_PARAMETERS = 35, ROUTER_PARAMETERS = 6, EXPERT_PARAMETERS = 6 };
 
 /* --- the list ----------------------------------------------------------------------------------------------------- */
@@ -71,12 +72,13 @@ ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t first_p
         p->largest[i] = -INFINITY;
     for (size_t i = first_param; i < run->training->n; i++) {
         ari_bl_trained *t = &run->training->params[i];
-        if (c->latent.kv_rank > 0) { /* of several matrices those that make heads: q, then k | v head by head */
+        if (c->latent.kv_rank > 0) { /* for several stacked matrices, those that produce heads: q, then k | v head by
+                                        head */
             const bool keys = is_weight_of(run, t, run->names->kv_b);
             if (!keys && !is_weight_of(run, t, c->latent.q_rank > 0 ? run->names->q_b : run->names->qkv_param[0]))
                 continue;
             first_output = keys ? c->heads * c->head_dim : 0;
-        } else if (t->cols > 0) { /* the bias is the weight's before it */
+        } else if (t->cols > 0) { /* the bias belongs to the preceding weight */
             first_output = end;
             end += run->names->conv1d ? t->cols : t->rows;
         }
@@ -119,7 +121,7 @@ ar_status ari_bl_training_take(ari_bl_run *run)
     return AR_OK;
 }
 
-/* part: below the module that is running. */
+/* part: relative to the running module. */
 bool ari_bl_is_frozen(const ari_bl_run *run, const char *part)
 {
     char name[ARI_BL_NAME_SIZE];
@@ -149,7 +151,8 @@ ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *
 
 /* --- clipping ----------------------------------------------------------------------------------------------------- */
 
-/* One integer q = rint((g*2^-e)^2*2^60) an element, the sums of its upper part and of its lower 30 bits. */
+/* Computes one integer q = rint((g*2^-e)^2*2^60) per element, and sums its upper part and its lower 30 bits
+ * separately. */
 static double exact_norm(const ari_bl_training *t)
 {
     int32_t e = ARI_EXP_ZERO;
@@ -204,8 +207,8 @@ static ar_status clip(ari_bl_run *run)
 
 /* --- optimizers --------------------------------------------------------------------------------------------------- */
 
-/* The learning rate of the step before a group's scale: up to lr in the warm-up, then lr or half a cosine's way down to
- * min_lr. */
+/* Returns the step's learning rate before a group's scale: rising to lr during warm-up, then constant or decaying along
+ * half a cosine to min_lr. */
 static double rate_of_step(const ari_bl_run *run)
 {
     const ar_optimizer_options *o = &run->o->optimizer;
@@ -262,7 +265,7 @@ static factors factors_of(const ari_bl_run *run, const ari_bl_trained *p)
     return f;
 }
 
-/* m = the first g, later momentum*m + g; w = w - lr*m, or with Nesterov w - lr*(g + momentum*m). */
+/* m = g in the first step, later momentum*m + g; w = w - lr*m, or with Nesterov w - lr*(g + momentum*m). */
 static inline void sgd(const ari_bl_run *run, const ari_bl_trained *p, const factors *f, double *w, double *m, double g)
 {
     if (p->weight_decay != 0.0)
@@ -371,7 +374,7 @@ static void update_bias(const ari_bl_run *run, const ari_bl_trained *p)
         const int64_t scaled_count = (int64_t)p->rows * p->tokens[i];
         p->data[i] = ari_bl_fl(run, p->data[i] + (scaled_count < sum   ? u
                                                   : scaled_count > sum ? -u
-                                                                       : 0.0)); /* of -0, 0 makes 0 */
+                                                                       : 0.0)); /* turns -0 into 0 */
     }
 }
 

@@ -108,7 +108,7 @@ static ar_status sum_bytes(size_t *bytes, const ari_call *call, const size_t *co
     return ari_mul_size(bytes, sum, ar_dtype_bytes(call->dtype));
 }
 
-/* bytes[extent] of those that the kind has. */
+/* Computes bytes[extent] for the extents of this kind. */
 static ar_status measure_extents(size_t bytes[ARI_EXTENTS], const ari_call *call, int rank, int size)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
@@ -143,7 +143,7 @@ static ar_status check_bufs(const ari_call *call, int rank, int size)
     return check_overlap(call, out, bytes[k->out], input, bytes[k->input], in_place);
 }
 
-/* A receive buffer may not overlap any other buffer of the batch: the order inside a batch is not defined. */
+/* Checks that a receive buffer overlaps no other buffer of the batch, because the order within a batch is undefined. */
 static ar_status check_batch_overlap(const ari_call *call)
 {
     const size_t element = ar_dtype_bytes(call->dtype);

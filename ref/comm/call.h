@@ -26,8 +26,8 @@ typedef enum ari_buffer_extent {
     ARI_EXTENT_NOTHING,
     ARI_EXTENT_COUNT,      /* count */
     ARI_EXTENT_OWN_PART,   /* counts[r] */
-    ARI_EXTENT_PARTS,      /* the sum of counts, part after part */
-    ARI_EXTENT_RECV_PARTS, /* the sum of recv_counts, part after part */
+    ARI_EXTENT_PARTS,      /* sum of counts, part after part */
+    ARI_EXTENT_RECV_PARTS, /* sum of recv_counts, part after part */
     ARI_EXTENTS
 } ari_buffer_extent;
 
@@ -39,7 +39,8 @@ typedef struct ari_kind_row {
     bool has_peer;
     bool ring; /* uses a ring; not for data that differs for each pair, which a ring would only move more often */
 } ari_kind_row;
-const ari_kind_row *ari_kind_of(ari_kind kind); /* of an unknown value: named "?", with nothing in it */
+const ari_kind_row *ari_kind_of(ari_kind kind); /* Returns the row of a kind; for an unknown value an empty row named
+                                                   "?". */
 
 const char *ari_kind_name(ari_kind kind);
 const char *ari_op_name(ar_op op);
@@ -53,17 +54,17 @@ typedef struct ari_call {
     ar_dtype dtype;
     ar_op op;
     int root;                  /* broadcast */
-    int peer;                  /* send, recv: a rank of the communicator, not of the channel */
+    int peer;                  /* send, recv: the peer as a rank of the communicator, not of the channel */
     int color, key;            /* split */
-    size_t count;              /* elements; the number of p2p operations of an exchange */
+    size_t count;              /* number of elements; for an exchange, number of p2p operations */
     const size_t *counts;      /* [N]; reduce_scatter, all_gather; for all_to_all the sent counts */
-    const size_t *recv_counts; /* [N]; all_to_all */
+    const size_t *recv_counts; /* [N] for all_to_all */
     const ar_p2p *p2p;         /* [count] */
     ar_buf out;                /* broadcast: the buffer, which is input and output; send: unused */
     ar_cbuf input;             /* recv: unused */
     const char *tag;           /* never NULL while the call runs */
-    ar_queue *queue; /* the inline queue that the call runs on: whose stream, if it stands on one, and so whose
-                        device, the buffers belong to. Filled when the call runs */
+    ar_queue *queue; /* the inline queue that runs the call. If the queue is on a stream, the buffers belong to that
+                        stream's device. Set when the call runs */
 } ari_call;
 
 /** The arguments of rank `rank` of `size` ranks, by the row of the kind. Errors: AR_ERR_ARG, AR_ERR_DTYPE,

@@ -52,7 +52,7 @@ static void *append_bytes(char **cursor, const void *src, size_t bytes)
 
 static job *copy_job(ar_comm *c, const ari_call *call)
 {
-    /* Alignment: job, ar_p2p and size_t are all aligned as pointers are, so they may follow each other. */
+    /* job, ar_p2p and size_t all have pointer alignment, so they may follow each other in memory */
     _Static_assert(sizeof(job) % _Alignof(ar_p2p) == 0 && sizeof(ar_p2p) % _Alignof(size_t) == 0, "packed tail");
     const size_t counts = call->counts ? (size_t)c->size * sizeof *call->counts : 0;
     const size_t recv_counts = call->recv_counts ? (size_t)c->size * sizeof *call->recv_counts : 0;
@@ -91,9 +91,9 @@ static ar_status check_call(const ar_comm *c, const ar_queue *q, const ari_call 
     return ari_call_check(call, c->rank, c->size);
 }
 
-/* Checks the call and enqueues ops->run(c, call). A queue whose work is done later gets a copy of the call, its counts
- * and its operations (but not its buffers and tag). If the queue fails before the call is reached, the communicator is
- * aborted: the peers that wait for this rank hear of it at once. */
+/* Checks the call and enqueues ops->run(c, call). A queue that works later gets a copy of the call with its counts and
+ * operations, but not of buffers and tag. If the queue fails before the call runs, the communicator is aborted, so that
+ * the peers waiting for this rank are told at once. */
 static ar_status enqueue_call(ar_comm *c, ar_queue *q, const ari_call *request)
 {
     ari_call call = *request;

@@ -5,7 +5,7 @@
 
 #include "ref/comm/call.h"
 
-/* Bytes of other ranks' memory read and written on behalf of one rank, by whichever of its threads. */
+/* Bytes of other ranks' memory read and written for one rank by any of its threads. */
 typedef struct ari_moved {
     _Atomic uint64_t read, written;
 } ari_moved;
@@ -21,18 +21,18 @@ static inline void ari_moved_add(ari_moved *m, uint64_t read, uint64_t written)
 /* Does one call in the calling thread, from start to end. */
 typedef ar_status (*ari_run_fn)(ar_comm *c, const ari_call *call);
 
-/* Operations of a communicator. All slots but join are required; the public functions have checked the arguments. */
+/* Operations of a communicator. All slots except join are required; the public functions have checked the arguments. */
 typedef struct ari_comm_ops {
     ari_run_fn run;                                                    /* every collective, but no split */
-    ar_status (*split)(ar_comm **out, ar_comm *c, int color, int key); /* *out is NULL before */
+    ar_status (*split)(ar_comm **out, ar_comm *c, int color, int key); /* *out is NULL on entry */
     ar_status (*join)(ar_comm **out, ar_comm *c, int rank, int size);  /* NULL: by a split */
     /* Returns the first error of any rank of the communicator's world, with its message; AR_OK and "" if none. */
     ar_status (*error)(const ar_comm *c, const char **message);
-    void (*abort)(ar_comm *c, ar_status st, const char *why); /* any thread; the first call wins */
+    void (*abort)(ar_comm *c, ar_status st, const char *why); /* called by any thread; the first call is effective */
     void (*destroy)(ar_comm *c);                              /* accepts a failed communicator */
 } ari_comm_ops;
 
-/* Every communicator begins with this. */
+/* Base of every communicator. */
 struct ar_comm {
     const ari_comm_ops *ops;
     int rank, size;
@@ -49,5 +49,5 @@ void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size);
  *  of run. */
 AR_NODISCARD ar_status ari_staged_run(ar_comm *c, const ari_call *call, bool outputs, ari_run_fn run);
 
-/** memcpy that takes 0 bytes from or to NULL, and source = destination. */
+/** Does what memcpy does, and also accepts 0 bytes with NULL, and equal source and destination. */
 void ari_copy_bytes(void *dst, const void *src, size_t bytes);

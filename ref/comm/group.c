@@ -137,7 +137,7 @@ void ari_group_share(ari_group *g)
     atomic_store_explicit(&g->parts, 0, memory_order_relaxed);
 }
 
-/* Takes the part, unless it has begun. */
+/* Claims the part, unless it has begun. */
 static bool take_part(ari_group *g, int part)
 {
     const uint64_t bit = (uint64_t)1 << part;

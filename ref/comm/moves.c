@@ -25,7 +25,7 @@ static ari_buffer_extent extent_of(const ari_call *call, bool sends)
     return sends ? ari_kind_of(call->kind)->input : ari_kind_of(call->kind)->out;
 }
 
-/* Number of elements of a part, for kinds other than a batch. */
+/* Returns the number of elements of a part, for kinds other than a batch. */
 static size_t part_count(const ari_call *call, int rank, int peer, bool sends)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
@@ -104,8 +104,8 @@ ari_moves ari_moves_within(const ari_call *call, int rank)
     return (ari_moves){.dst = parts_with(call, rank, rank, false), .src = parts_with(call, rank, rank, true)};
 }
 
-/* Receives and sends are agreed to match, so the k-th part of the one is the k-th of the other. If nothing is sent the
- * calls differ: this one is a recv, and its peer is the other rank of the channel. */
+/* Returns the next move. Receives and sends have been checked to match, so the k-th part of one is the k-th part of the
+ * other. If nothing is sent, the calls differ: this call is a recv, and its peer is the other rank of the channel. */
 bool ari_next_move(ari_moves *s, ari_move *move)
 {
     ari_part dst, src;
@@ -120,7 +120,7 @@ bool ari_next_move(ari_moves *s, ari_move *move)
     return false;
 }
 
-/* Elements of a buffer, of a rank that has it. */
+/* Returns the number of elements of a buffer on a rank that has it. */
 static size_t count_of(const ari_call *call, ari_buffer_extent extent, int rank, int n)
 {
     const size_t *cut = cut_of(call, extent);
@@ -166,7 +166,7 @@ ar_status ari_scratch_reserve(void **scratch, size_t *capacity, size_t bytes, co
 
 /* --- staged collectives ------------------------------------------------------------------------------------------- */
 
-#define LINE ((size_t)64) /* a buffer begins at a multiple of it */
+#define LINE ((size_t)64) /* alignment of a buffer's start */
 
 /* Moves a device's data through host memory: what the call reads is copied down before it runs, and what it has written
  * is copied up afterwards. */
@@ -174,18 +174,18 @@ ar_status ari_scratch_reserve(void **scratch, size_t *capacity, size_t bytes, co
 typedef struct staged {
     ari_call call; /* with buffers of the host */
     ar_device *device;
-    ar_p2p pair[2];           /* the input and the output of a call that is no batch */
-    const ar_p2p *device_ops; /* [n], on the device */
-    ar_p2p *host_ops;         /* [n], the same on the host */
+    ar_p2p pair[2];           /* input and output of a call that is not a batch */
+    const ar_p2p *device_ops; /* [n] operations with device buffers */
+    ar_p2p *host_ops;         /* [n] the same with host buffers */
     size_t n;
     char *memory;
 } staged;
 
-/* The buffers that the rank's part of the call looks at. */
+/* Finds the buffers that the rank's part of the call accesses. */
 static void find_buffers(staged *s, const ar_comm *c, const ari_call *call)
 {
     size_t in_count = input_count(call, c->rank, c->size), out = ari_output_count(call, c->rank, c->size);
-    if (ari_kind_of(call->kind)->from_root && in_count > 0) /* the root's, which is read */
+    if (ari_kind_of(call->kind)->from_root && in_count > 0) /* the root's buffer, which is read */
         out = 0;
     s->pair[0] = (ar_p2p){.send = true, .buf = {(void *)(uintptr_t)call->input.ptr}, .count = in_count};
     s->pair[1] = (ar_p2p){.send = false, .buf = call->out, .count = out};
@@ -219,7 +219,7 @@ static ar_status bring_down(staged *s, bool outputs)
     return AR_OK;
 }
 
-/* The call on the host: a broadcast has its buffer in either place. */
+/* Replaces the call's buffers by host buffers; a broadcast may have its buffer in either field. */
 static void put_buffers(staged *s)
 {
     if (s->call.kind == ARI_EXCHANGE) {

@@ -12,14 +12,14 @@
 typedef struct ari_part {
     int peer;
     ar_buf buf;          /* start of the data; only read if it is sent */
-    size_t start, count; /* in the input or output; an exchange's start at 0 */
+    size_t start, count; /* in the input or output; for an exchange, start is 0 */
 } ari_part;
 
 typedef struct ari_parts {
     const ari_call *call;
     int rank;
     bool sends;
-    int peer, end; /* the peers to come */
+    int peer, end; /* the remaining peers */
     size_t start;  /* offset of the first one's part */
     size_t op;     /* the next operation of an exchange */
 } ari_parts;
@@ -32,7 +32,7 @@ bool ari_next_part(ari_parts *s, ari_part *part);
 /** Elements that the call of `rank` sends to `peer`. */
 size_t ari_sent_count(const ari_call *call, int rank, int peer);
 
-/* A transfer that one rank receives: both of its ends. */
+/* A transfer to one rank, with both of its ends. */
 typedef struct ari_move {
     int peer;
     ar_buf dst;
@@ -46,17 +46,18 @@ typedef struct ari_moves {
     ari_parts dst, src;
 } ari_moves;
 
-/** Everything that member `index` receives in the collective that is agreed upon, its own part among it. */
+/** Returns everything that member `index` receives in the agreed collective, including its own part. */
 ari_moves ari_moves_to(const ari_group *g, int index);
-/** A rank's moves to itself; for a reduction, from its own input to the result. */
+/** Returns a rank's moves to itself; for a reduction, from its input to the result. */
 ari_moves ari_moves_within(const ari_call *call, int rank);
 bool ari_next_move(ari_moves *s, ari_move *move);
 
 /** Return the elements of the rank's input and output; 0 if only the root has them. */
 size_t ari_output_count(const ari_call *call, int rank, int n);
-/** Bytes of two places for the largest part, each a whole number of cache lines. */
+/** Returns the bytes of two buffers for the largest part, each a whole number of cache lines. */
 size_t ari_two_parts(const ari_call *call, int n);
-/** Scratch grows to `bytes`, losing its contents. label: what for, as a message has it. Errors: AR_ERR_MEMORY. */
+/** Grows scratch memory to `bytes`; its contents are lost. label: names the purpose in a message. Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_scratch_reserve(void **scratch, size_t *capacity, size_t bytes, const char *label);
 
 /** Returns the index of the next operation of a batch, at or after `index`, that sends to (or receives from) `peer`;

@@ -10,7 +10,7 @@
 
 /* --- the table of ranks ------------------------------------------------------------------------------------------- */
 
-/* Each rank's current activity, and the table of it when the world fails. */
+/* Records each rank's current activity, and writes the table of activities when the world fails. */
 
 /* The member begins and ends a collective; kept for reports. */
 static void world_begin(ari_member *m, const ari_call *call)
@@ -78,7 +78,7 @@ static double seconds_since(uint64_t since_ns, uint64_t now_ns)
     return now_ns > since_ns ? (double)(now_ns - since_ns) * 1e-9 : 0.0;
 }
 
-/* All that the rank is in, in one text. Its lock held. */
+/* Joins all activities of the rank into one text; the rank's lock is held. */
 static void join_activities(const ari_rank_state *r, char *text, size_t size)
 {
     static const char ellipsis[] = "; ...";
@@ -192,8 +192,8 @@ static void write_row(FILE *stream, const widths *width, const char *rank_label,
             row->current, width->group, row->group, time);
 }
 
-/* Neighbouring ranks that were at the same place share their lines, so that the table of a large world can be read; a
- * rank in several collectives has a line for each, the oldest first. */
+/* Neighbouring ranks at the same point share their lines, so that the table of a large world is readable. A rank in
+ * several collectives has one line for each, the oldest first. */
 static void write_table(FILE *stream, const ari_rank_lines *lines, int ranks)
 {
     const widths width = widths_of(lines, ranks);
@@ -268,7 +268,7 @@ static bool is_broken(const ari_group *g)
     return (atomic_load(&g->leaves) & ARI_BROKEN) != 0;
 }
 
-/* Count of leaves at which all have left the collective that the member is in. */
+/* Returns the count of leaves at which all members have left the member's collective. */
 static uint64_t all_have_left(const ari_member *m)
 {
     return (m->leaves + 1) * (uint64_t)m->group->n;
@@ -313,7 +313,7 @@ void ari_member_describe(const ari_member *m, const ari_call *call, char *text, 
              (unsigned long long)seq, ARI_PLURAL(g->n), group);
 }
 
-/* The ranks of members for which `is_missing` holds, as text; returns how many. */
+/* Writes the ranks of the members for which `is_missing` holds, and returns their number. */
 static int describe_missing(ari_member *m, bool (*is_missing)(const ari_member *m, const ari_slot *s), char *text,
                             size_t size)
 {
@@ -339,7 +339,7 @@ static bool has_not_entered(const ari_member *m, const ari_slot *s)
     return atomic_load(&s->entered) < m->seq;
 }
 
-/* Ends the world, unless somebody that the member waits for has just moved. */
+/* Ends the world after a timeout, unless an awaited member has just made progress. */
 static void fail_of_timeout(ari_member *m, uint64_t waited_ns, const char *location,
                             bool (*is_missing)(const ari_member *m, const ari_slot *s))
 {
@@ -354,8 +354,8 @@ static void fail_of_timeout(ari_member *m, uint64_t waited_ns, const char *locat
     ari_world_fail(g->world, m->rank, NULL, AR_ERR_TIMEOUT, why);
 }
 
-/* Marks the collective as broken off, unless all have come to leave it. The world has failed before: whoever sees the
- * mark finds the reason. */
+/* Marks the collective as aborted, unless all members have started to leave it. The world has already failed, so a
+ * member that sees the mark finds the reason. */
 static void mark_broken(ari_group *g, uint64_t total_leaves)
 {
     uint64_t observed = atomic_load(&g->leaves);
@@ -376,8 +376,8 @@ static void look_for_progress(ari_member *m, inner_wait *s, uint64_t total_leave
         mark_broken(m->group, total_leaves);
 }
 
-/* Waits for word, less ARI_BROKEN, to reach the target. False: the collective is broken off, and the member does not
- * wait for that to end (`leaving`). `total_leaves`: of leaves, when it is over. */
+/* Waits until word without ARI_BROKEN reaches the target. Returns false if the collective is aborted, unless the member
+ * is only waiting for it to end (`leaving`). `total_leaves`: count of leaves at the end of the collective. */
 static bool wait_inside(ari_member *m, const _Atomic uint64_t *word, uint64_t target, uint64_t total_leaves,
                         bool leaving)
 {
@@ -438,7 +438,7 @@ void ari_member_sleep(ari_member *m, uint64_t ns)
     }
 }
 
-/* True if every other rank has returned or is held. */
+/* Returns true if every other rank has returned or is held. */
 static bool nobody_is_left(const ari_world *w, int rank)
 {
     for (int i = 0; i < w->ranks; i++) {
@@ -486,10 +486,10 @@ static const uint64_t WAY_OUT_NS = 500000000;
 typedef struct gate_wait {
     ari_wait wait;
     uint64_t signals;    /* the world's, when the waiter last looked */
-    uint64_t leaving_ns; /* when it first saw that a member has left the group; 0: none has */
+    uint64_t leaving_ns; /* time at which this member first saw that a member has left the group; 0: none has */
 } gate_wait;
 
-/* Looks for an awaited member that will never come: its rank has returned, or it left the group a while ago. */
+/* Checks for an awaited member that will never arrive: its rank has returned, or it left the group some time ago. */
 static void look_for_departed(ari_member *m, gate_wait *s)
 {
     const ari_group *g = m->group;
@@ -498,7 +498,8 @@ static void look_for_departed(ari_member *m, gate_wait *s)
         const ari_return returned = atomic_load(&g->world->rank[g->rank[i]].returned);
         const bool is_dropped = atomic_load(&g->slot[i].is_dropped);
         const bool has_left =
-            returned == ARI_RETURNED_OK || (returned == ARI_RUNS && is_dropped); /* an error tells itself */
+            returned == ARI_RETURNED_OK || (returned == ARI_RUNS && is_dropped); /* an error is reported by the rank
+                                                                                    itself */
         if (!has_left || atomic_load(&g->slot[i].entered) >= m->seq)
             continue;
         const uint64_t now_ns = ari_wait_now_ns();
@@ -519,7 +520,7 @@ static void limit_turn(gate_wait *s, const ari_world *w)
     s->wait.timeout_ns = comes_first && is_ahead ? limit_ns : w->timeout_ns;
 }
 
-/* True if this member must give up waiting for the others to enter. Ends the world if it is the first to know. */
+/* Returns true if this member must stop waiting for the others to enter. Ends the world if it is the first to know. */
 static bool must_give_up(ari_member *m, gate_wait *s)
 {
     ari_world *w = m->group->world;
@@ -557,7 +558,7 @@ static bool wait_for_last(ari_member *m)
     return gate >= target;
 }
 
-/* Waits for the gate to open. False: it will not, and this member's entry is void for everybody. */
+/* Waits for the gate to open. Returns false if it will not; this member's entry is then cancelled for all members. */
 static bool wait_for_gate(ari_member *m)
 {
     ari_group *g = m->group;
@@ -584,7 +585,8 @@ static bool wait_for_gate(ari_member *m)
     }
 }
 
-/* The last member: compares, does what is done alone, opens the gate. False: it killed the gate. */
+/* Called by the last member: compares the calls, runs the function that one member runs alone, and opens the gate.
+ * Returns false if it closed the gate for good. */
 static bool open_gate(ari_member *m, const ari_alone *alone)
 {
     ari_group *g = m->group;
@@ -619,7 +621,7 @@ static size_t count_of(const ari_call *call, int n)
     return call->counts && call->kind != ARI_ALL_TO_ALL ? ari_counts_before(call->counts, n) : call->count;
 }
 
-/* Records the collective that the member enters; then its agreement (agree_record); then the member's exit. */
+/* Record the collective that the member enters, then the agreement (agree_record), then the member's exit. */
 static void begin_record(ari_member *m, const ar_comm *c, const ari_call *call)
 {
     const ari_lane *lane = ari_lane_self();
@@ -651,7 +653,7 @@ static uint64_t paced_end(const ari_member *m)
     return g->paced_ns + (duration_ns < g->world->timeout_ns ? duration_ns : g->world->timeout_ns);
 }
 
-/* Asleep, unless the world ends. */
+/* Sleeps, unless the world ends. */
 static void wait_for_pace(const ari_member *m)
 {
     enum { LOOKS_UP_NS = 50000000 };
@@ -678,7 +680,7 @@ static void agree_record(ari_member *m)
     m->record.virtual_from = g->slot[m->index].virtual_from;
 }
 
-/* A collective that an error ended is recorded too: a trace of a failing run shows who was in what. */
+/* A collective that an error ended is recorded too, so that a trace of a failing run shows what each rank was doing. */
 static void end_record(ari_member *m, bool finished)
 {
     ari_lane *lane = ari_lane_self();
@@ -694,7 +696,7 @@ static void end_record(ari_member *m, bool finished)
     r->broken = !finished;
     r->end_ns = ari_now_ns();
     r->virtual_end_ns = lane->virtual_ns;
-    if (r->agreed_ns == 0) { /* it never was: all of it was waiting */
+    if (r->agreed_ns == 0) { /* never reached: all of the time was waiting */
         r->agreed_ns = r->end_ns;
         r->last_rank = r->virtual_last = m->rank;
     }

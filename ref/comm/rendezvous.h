@@ -26,9 +26,9 @@ typedef struct ari_group ari_group;
 
 /* A line of the table of ranks. */
 typedef struct ari_rank_row {
-    char current[96]; /* the collective that the rank was in */
+    char current[96]; /* the collective in which the rank was */
     char group[32];   /* ranks of the group; "" if the rank was in no collective */
-    double waiting_s; /* how long it had been there */
+    double waiting_s; /* seconds since the rank had entered it */
 } ari_rank_row;
 
 /* A rank's activity when the world failed. */
@@ -36,8 +36,8 @@ typedef struct ari_rank_view {
     char last_finished[96]; /* last collective that the rank finished, "all_reduce #12 layers.0.mlp.down_proj", or
                                "none" */
     ari_rank_row
-        current_row; /* all that it was in, the oldest first, which group and time are of; "running" between two,
-                        "returned" after all; ends in "; ..." where they do not fit */
+        current_row; /* everything that the rank was in, the oldest first, to which group and time belong; "running"
+                        between collectives, "returned" at the end; ends in "; ..." if cut off */
 } ari_rank_view;
 
 /* --- world -------------------------------------------------------------------------------------------------------- */
@@ -46,10 +46,10 @@ typedef struct ari_rank_view {
  *  instruments: copied; NULL: none. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_world_create(ari_world **out, int ranks, uint64_t timeout_ns,
                                         const ari_instruments *instruments);
-/** No rank may be in a call, and no member of its groups may be used afterwards. */
+/** Destroys a world. No rank may be in a call, and no member of its groups may be used afterwards. */
 void ari_world_destroy(ari_world *w);
 ari_group *ari_world_group(ari_world *w);
-/** True if every rank had a core when the world was created: the same for all of them. */
+/** Returns true if every rank had a core when the world was created; the same for all ranks. */
 bool ari_world_has_cores(const ari_world *w);
 /** Ends the world for a reason, unless it has ended. `rank` failed and gets `st`, and so do the members of `group`
  *  (NULL: none); every other rank gets AR_ERR_ABORTED. Wakes all waiting ranks. */
@@ -63,7 +63,7 @@ const char *ari_world_error(const ari_world *w);
 void ari_world_returned(ari_world *w, int rank, ar_status st, const char *message);
 /** Returns the rank's activity at the first failure; zeroes if there is no failure. */
 const ari_rank_view *ari_world_view(const ari_world *w, int rank);
-/** Counts what the rank takes part in, over all its groups: 1, 2, ... */
+/** Counts the collectives in which the rank takes part, over all its groups: 1, 2, ... */
 uint64_t ari_world_number(ari_world *w, int rank);
 
 /* --- group -------------------------------------------------------------------------------------------------------- */
@@ -76,8 +76,9 @@ typedef struct ari_activity {
     const ari_group *group; /* NULL: no group */
     uint64_t seq;           /* in the group */
     uint64_t since_ns;
-    char tag[ARI_TAG_BYTES];           /* copied: the call's own may be gone when a report is made */
-    struct ari_activity *next, **link; /* in the rank's list, the oldest first; link: the pointer to this one */
+    char tag[ARI_TAG_BYTES];           /* a copy, since the call's tag may be gone when a report is written */
+    struct ari_activity *next, **link; /* next in the rank's list, the oldest first; link: the pointer to this
+                                          activity */
 } ari_activity;
 
 /* One member of a group. Used by one thread at a time. It must not move between init and fini. */
@@ -86,8 +87,8 @@ typedef struct ari_member {
     int index;             /* in the group */
     int rank;              /* in the world */
     uint64_t seq;          /* collectives entered */
-    uint64_t leaves;       /* of these, the ones that ended in ari_member_leave */
-    atomic_int busy;       /* 1 in a call: detects use by two threads */
+    uint64_t leaves;       /* how many of these ended in ari_member_leave */
+    atomic_int busy;       /* 1 during a call, to detect use by two threads */
     ari_activity activity; /* in the list of the rank's activities during a call */
     ari_record record;     /* of the current collective if the lane is recorded */
     uint64_t paced_ns;     /* earliest end by the real clock if links are paced; 0: at once */
@@ -98,7 +99,7 @@ AR_NODISCARD ar_status ari_group_create(ari_group **out, ari_world *w, const int
 int ari_group_size(const ari_group *g);
 ari_world *ari_group_world(const ari_group *g);
 int ari_group_rank(const ari_group *g, int index); /* in the world */
-/** The call of member `index`, and its communicator. Valid between its enter and its leave. */
+/** Returns the call of member `index` with its communicator. Valid between that member's enter and leave. */
 const ari_call *ari_group_call(const ari_group *g, int index);
 ar_comm *ari_group_comm(const ari_group *g, int index);
 /** The members of `color` in an agreed split, in the order of (key, rank). Returns their number. members: [n]. */
@@ -132,13 +133,13 @@ void ari_member_done(ari_member *m);
  * leaves when all parts are done, without waiting for members that have not begun one. */
 enum { ARI_MAX_PARTS = 64 };
 
-/** In the ari_alone of such a collective: no part has begun. */
+/** Called in the ari_alone of a shared collective, before any part has begun. */
 void ari_group_share(ari_group *g);
 /** Returns the next part that no member has begun, 0 .. N-1, which this member then does; -1: all have begun. The same
  *  core is offered the same parts first each time, because its cache may still hold their data. */
 int ari_member_next_part(ari_member *m);
 void ari_member_part_done(ari_member *m);
-/** Instead of ari_member_leave: when all parts are done. */
+/** Called instead of ari_member_leave when all parts are done. */
 AR_NODISCARD ar_status ari_member_leave_shared(ari_member *m);
 
 /** Exchanges the inputs of a short collective of two ranks that both have a core, instead of entering it: each posts
@@ -147,27 +148,28 @@ AR_NODISCARD ar_status ari_member_leave_shared(ari_member *m);
  *  either side, and the member enters as usual. */
 enum { ARI_SWAP_BYTES = 2048 };
 const void *ari_member_swap(ari_member *m, const ari_call *call, const void *src, size_t bytes);
-/** True if the members of this group may try: the same for all of them. */
+/** Returns true if the members of this group may try to swap; the same for all members. */
 bool ari_member_can_swap(const ari_member *m);
 
-/** Steps within a collective. Each member counts its own, from 0 at entry; advancing publishes what it wrote. */
+/** Publishes what this member has written, as its step number `steps_done`. Each member counts its steps within a
+ *  collective from 0. */
 void ari_member_advance(ari_member *m, uint64_t steps_done);
 /** The member is moving bytes: a long step is no standstill. To be called once in a while. */
 void ari_member_pulse(ari_member *m);
-/** Waits until member `index` has done this many steps. Only between enter and leave. False: the collective is broken
- *  off; the member touches no other's memory any more and leaves. */
+/** Waits until member `index` has done this many steps. Only between enter and leave. Returns false if the collective
+ *  was aborted; the member then must not access other members' memory and leaves. */
 AR_NODISCARD bool ari_member_await(ari_member *m, int index, uint64_t steps_done);
-/** Breaks the collective off and ends the world with `st` and `why`, unless it has ended: the members of the group get
- *  `st`. Between enter and leave, or in an ari_alone, which then returns an error. The caller touches no other's
- *  memory any more and leaves as usual. */
+/** Aborts the collective and ends the world with `st` and `why`, unless it has ended; the members of the group get
+ *  `st`. Called between enter and leave, or in an ari_alone, which then returns an error. The caller must not access
+ *  other members' memory afterwards, and leaves as usual. */
 void ari_member_break(ari_member *m, ar_status st, const char *why);
 
-/* Ranks that are late or lost; before entering, or in the middle followed by ari_member_break. */
+/* Functions for ranks that are late or lost: before entering, or within a collective followed by ari_member_break. */
 
-/** "all_reduce(F32, count 8, sum) 'x', collective #3 of ranks 0-3": the one that the member is in, or about to
- *  enter. */
+/** Describes the collective that the member is in or about to enter: "all_reduce(F32, count 8, sum) 'x', collective #3
+ *  of ranks 0-3". */
 void ari_member_describe(const ari_member *m, const ari_call *call, char *text, size_t size);
-/** Waits so long, or until the world has failed. */
+/** Waits for this time, or until the world has failed. */
 void ari_member_sleep(ari_member *m, uint64_t ns);
 /** Waits until the world has failed. If every other rank has returned or waits here too, no rank is left to notice:
  *  then it ends the world itself after the timeout with AR_ERR_TIMEOUT and `why`. */

@@ -14,7 +14,7 @@
  * Locks are taken in this order: a world's, then a rank's or a group's; never two of a kind. */
 
 enum { ARI_CACHE_LINE = 64 };
-/* In a group's word of leaves: a collective was broken off, and the group is at its end. */
+/* Flag in a group's count of leaves: a collective was aborted, and the group can no longer be used. */
 #define ARI_BROKEN ((uint64_t)1 << 63)
 
 /* State of a rank's function. A rank that returns with an error ends the world itself, so other ranks need not report
@@ -25,7 +25,7 @@ typedef struct ari_rank_state {
     _Alignas(ARI_CACHE_LINE) pthread_mutex_t lock;
     /* guarded by `lock` */
     ari_activity *activities, **now_end;
-    ari_activity last_finished; /* no group: there is none */
+    ari_activity last_finished; /* without a group: no activity */
     uint64_t idle_since_ns;
     /* not guarded */
     _Atomic uint64_t number; /* of collectives, over all groups */
@@ -44,12 +44,12 @@ struct ari_world {
     ari_instruments instruments;
     int ranks;
     int cores;  /* number of cores at creation */
-    bool spins; /* every rank has a core: waiting ranks spin */
+    bool spins; /* true if every rank has a core, so that waiting ranks spin */
     uint64_t timeout_ns;
     ari_rank_state *rank;
-    ari_rank_lines *lines; /* [ranks]; written at the first failure, before `st` */
+    ari_rank_lines *lines; /* [ranks] written at the first failure, before `st` */
     ari_group *full_group;
-    _Atomic(ar_status) st;    /* the first failure; stored after everything about it */
+    _Atomic(ar_status) st;    /* the first failure, stored after everything that describes it */
     _Atomic uint64_t signals; /* counts failures, returns and departures: a waiter that has seen this number need not
                                  check again */
     pthread_mutex_t lock;
@@ -58,15 +58,15 @@ struct ari_world {
     uint64_t groups_made;
     int failed_rank;
     uint64_t failed_group; /* id of the failed group; 0: none */
-    char line[768];        /* what happened */
-    char *message;         /* line and table; NULL if there was no memory for it */
+    char line[768];        /* description of the failure */
+    char *message;         /* description and table; NULL if memory was short */
 };
 
 /* Post of a member of a group of two for a swap, without the input. It fits one cache line, so that it crosses from
  * core to core at once. */
 typedef struct ari_post {
-    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t seq; /* of the call; written last */
-    uint64_t signature, count, tag;                /* kind, dtype and operation; elements; a hash of the tag */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t seq; /* sequence number of the call, written last */
+    uint64_t signature, count, tag;                /* kind, dtype and operation; number of elements; hash of the tag */
 } ari_post;
 typedef struct ari_post_data {
     _Alignas(ARI_CACHE_LINE) char bytes[ARI_SWAP_BYTES];
@@ -74,45 +74,48 @@ typedef struct ari_post_data {
 
 typedef struct ari_slot {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t entered; /* the sequence number of the last collective entered */
-    atomic_bool is_dropped;                            /* its member was dropped */
-    atomic_bool waits;                                 /* in an agreed collective, for other members, a while already */
-    ari_call call;                                     /* read by others between agreement and end only */
+    atomic_bool is_dropped;                            /* true if its member was dropped */
+    atomic_bool waits;                                 /* true if it has been waiting for other members in an agreed
+                                                          collective for some time */
+    ari_call call;                                     /* other members read it only between agreement and end */
     ar_comm *comm;
     uint64_t virtual_begin_ns, virtual_end_ns; /* end: written by the last member before the gate opens */
-    int virtual_from;                          /* and so is this: whose coming decided it; in the world */
+    int virtual_from;                          /* world rank whose arrival determined the end; written at the same
+                                                  time */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
     _Atomic uint64_t pulses;                               /* counts from the beginning of the group, never reset */
     ari_post post[2];                                      /* by parity of the sequence number */
-    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t turned_back; /* the last call posted from which the member turned back */
-    ari_post_data *data;                                   /* [2], of the posts; NULL before the first */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t turned_back; /* the last posted call from which the member withdrew */
+    ari_post_data *data;                                   /* [2] data of the posts; NULL before the first */
 } ari_slot;
 
 struct ari_group {
     ari_world *world;
-    uint64_t id; /* 1, 2, ... in the world */
+    uint64_t id; /* number of the group in the world: 1, 2, ... */
     int n;
-    int *rank; /* [n], of the world */
+    int *rank; /* [n] world ranks */
     ari_slot *slot;
     /* guarded by the world's lock */
-    ari_group *next, **link; /* at: the pointer that points here */
+    ari_group *next, **link; /* link: the pointer that points to this group */
     int members_left;
-    /* gate: number of the collective agreed upon last << 17 | dead << 16 | members that have entered the next one. */
+    /* Gate: (number of the last agreed collective << 17) | (dead << 16) | number of members that have entered the next
+     * one. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t gate;
-    /* Members that came to leave, or parts done instead, since creation | ARI_BROKEN: set before the last member of the
-     * collective comes, so that all find it, or not at all. */
+    /* Number of members that have started to leave, or of parts done instead, since creation | ARI_BROKEN. The flag is
+     * set before the last member of the collective arrives, so that all members see it, or none. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t leaves;
-    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t parts; /* of a shared collective: those that have begun, bit by bit */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t parts; /* bit set of the started parts of a shared collective */
     _Alignas(ARI_CACHE_LINE) ari_sleepers sleepers;
-    /* Swaps: the last call from which a member turned back while the other was there, << 1 | whether both swap. */
+    /* Swaps: (last call from which a member withdrew while the other was present << 1) | whether both swap. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t decided;
-    /* The following describe the last agreed collective; written by its last member before the gate opens. */
-    int last_rank, virtual_last; /* world ranks of the members that came last, by the two clocks */
-    uint64_t virtual_begin_ns;   /* when the last one came */
+    /* Facts about the last agreed collective, written by its last member before the gate opens. */
+    int last_rank, virtual_last; /* world ranks of the last members to arrive on the two clocks */
+    uint64_t virtual_begin_ns;   /* time at which the last member arrived */
     uint64_t paced_ns;           /* the same by the real clock if links are paced */
 };
 
-/** Compares what the members called. AR_OK, or AR_ERR_MISMATCH and in `why` a line that names the first two that
- *  disagree, what each called, and the values that differ. */
+/** Compares the members' calls. Returns AR_OK, or AR_ERR_MISMATCH with a line in `why` that names the first two members
+ *  that disagree, their calls, and the values that differ. */
 AR_NODISCARD ar_status ari_calls_compare(const ari_group *g, char *why, size_t size);
 /** "all_reduce(F32, count 8, sum)" for a group of n. */
 void ari_call_describe(const ari_call *call, int n, char *text, size_t size);
@@ -121,13 +124,13 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size);
 void ari_world_swapped(ari_member *m, const ari_call *call);
 /** Takes what each rank is doing now, once. The world's lock held. */
 void ari_world_take_views(ari_world *w);
-/** `line` and the table of these ranks; free(). NULL: no memory. */
+/** Returns `line` and the table of these ranks; the caller frees the text. NULL: memory is short. */
 char *ari_rank_table(const char *line, const ari_rank_lines *lines, int ranks);
-/** "all_reduce #12 layers.0.mlp.down_proj": kind, number and tag; what does not fit is left out. */
+/** Writes "all_reduce #12 layers.0.mlp.down_proj": kind, number and tag, cut off if too long. */
 int ari_activity_name(char *text, size_t size, ari_kind kind, uint64_t seq, const char *tag);
 /** Returns the status of a rank's call in a group (NULL: none) after a failure, with its message. */
 ar_status ari_world_echo(ari_world *w, int rank, const ari_group *g);
-/** Something changed that waiting members must look at: wakes those of g (NULL: of all groups). */
+/** Wakes waiting members of g (NULL: of all groups) to check for a change. */
 void ari_world_signal(ari_world *w, ari_group *g);
 
 void ari_group_wake(ari_group *g);

@@ -21,8 +21,8 @@
  * that load pass a store.) Where A finds no post, B's comes later, so B finds that A turned back, and nobody contests
  * its claim. Where B does not find that A turned back, A will find B's post, and nobody contests A's. */
 
-/* Turns of waiting for the other's post, about a microsecond: more than any crossing takes, less than a thread that
- * waits on the same core would. */
+/* Turns of waiting for the other's post, about a microsecond: longer than any crossing takes, and shorter than a thread
+ * waiting on the same core would need. */
 enum { TURNS = 40 };
 
 static uint64_t mix_word(uint64_t h, uint64_t x)
@@ -46,7 +46,8 @@ static uint64_t hash_of(const char *tag)
 static void write_head(ari_post *p, const ari_call *call)
 {
     p->signature = (uint64_t)call->kind << 32 | (uint64_t)call->dtype << 16 | (uint64_t)call->op;
-    p->count = call->counts ? call->counts[0] << 32 | call->counts[1] : call->count; /* what is swapped is short */
+    p->count = call->counts ? call->counts[0] << 32 | call->counts[1] : call->count; /* swapped data are short, so
+                                                                                        both counts fit in one word */
     p->tag = hash_of(call->tag);
 }
 
@@ -55,7 +56,7 @@ static bool same_call(const ari_post *a, const ari_post *b)
     return a->signature == b->signature && a->count == b->count && a->tag == b->tag;
 }
 
-/* Decides for both members, once one of them has turned back from call `seq`. */
+/* Decides for both members after one of them has withdrawn from call `seq`. */
 static bool claim(ari_group *g, uint64_t seq, bool swap)
 {
     uint64_t decided = atomic_load(&g->decided);
@@ -77,7 +78,8 @@ static bool is_there(const ari_slot *peer, uint64_t seq)
     return false;
 }
 
-/* True if both members continue with each other's post of this call. The other may be at the next one already. */
+/* Returns true if both members continue with each other's post of this call. The other member may already be at the
+ * next call. */
 static bool both_swap(ari_group *g, ari_slot *local, const ari_slot *peer, uint64_t seq)
 {
     if (is_there(peer, seq))

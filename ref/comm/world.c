@@ -47,7 +47,7 @@ ar_status ari_world_create(ari_world **out, int ranks, uint64_t timeout_ns, cons
     if (instruments)
         w->instruments = *instruments;
     w->timeout_ns = timeout_ns;
-    /* One lane at a time needs one core, and a seed means the same run on machines of all sizes. */
+    /* Only one lane runs at a time, which needs one core, and a seed must give the same run on every machine. */
     w->cores = ari_cores();
     w->spins = !w->instruments.scheduler && ranks <= w->cores;
     w->failed_rank = -1;
@@ -67,7 +67,7 @@ void ari_world_destroy(ari_world *w)
 {
     if (!w)
         return;
-    while (w->groups) { /* of members that were never dropped */
+    while (w->groups) { /* groups of members that were never dropped */
         ari_group *g = w->groups;
         w->groups = g->next;
         ari_group_free(g);
@@ -136,7 +136,7 @@ void ari_world_signal(ari_world *w, ari_group *g)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Only the first line of `reason`: a world that failed inside another one brings a table of its own. */
+/* Keeps only the first line of `reason`, because a world that failed inside another one adds a table. */
 static void keep_line(ari_world *w, const char *reason)
 {
     snprintf(w->line, sizeof w->line, "%.*s", (int)strcspn(reason, "\n"), reason);
@@ -159,7 +159,7 @@ void ari_world_fail(ari_world *w, int rank, const ari_group *group, ar_status st
 
 ar_status ari_world_echo(ari_world *w, int rank, const ari_group *g)
 {
-    /* Everything about the failure was written before `st` and does not change any more. */
+    /* Everything about the failure was written before `st` and no longer changes. */
     const ar_status st = ari_world_status(w);
     if (rank == w->failed_rank || (g && g->id == w->failed_group))
         return ar_error_set(st, "%s", w->line);

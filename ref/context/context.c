@@ -37,7 +37,8 @@ static ar_status check_precision(const ar_ctx_options *o)
     return AR_OK;
 }
 
-/* Groups that were not given are of this rank alone, but for the one that shares out: that is all who sum gradients. */
+/* Sets groups that were not given to this rank alone, except the sharding group, which becomes all ranks that sum
+ * gradients. */
 static void use_groups(ar_ctx *c, const ar_ctx_options *o)
 {
     c->tp = o->tp;
@@ -138,7 +139,7 @@ void ar_ctx_destroy(ar_ctx *c)
     }
     ari_communication *const communications[] = {&c->communication, &c->gathers, &c->overlapped};
     for (size_t i = 0; i < sizeof communications / sizeof *communications; i++) {
-        ar_queue_destroy(communications[i]->queue); /* first: what it runs uses the groups */
+        ar_queue_destroy(communications[i]->queue); /* first, because its tasks use the groups */
         for (int k = 0; k < ARI_OVER_GROUPS; k++)
             ar_comm_destroy(communications[i]->groups[k]);
     }
@@ -195,7 +196,7 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_t
     const ari_axes sharers = 1u << ARI_AXIS_INNER | (over_tp ? ARI_CUTS_FEATURES : 0u);
     const int inner = ar_comm_size(c->inner), n = ari_extent(&c->layout, sharers);
     const int place = (over_tp ? ar_comm_rank(c->tp) * inner : 0) + ar_comm_rank(c->inner), group_size = n / kv_heads;
-    const int team = ari_ctx_place(c, ARI_ALL_AXES & ~ARI_CUTS_LAYERS & ~sharers); /* who share the heads */
+    const int team = ari_ctx_place(c, ARI_ALL_AXES & ~ARI_CUTS_LAYERS & ~sharers); /* the ranks that share the heads */
     if (replica_group->heads == 0) {
         ar_comm *parent = inner == 1 ? c->tp : c->replicas.stage ? c->replicas.stage : c->world;
         AR_TRY(ari_comm_join(&replica_group->comm, parent, (inner > 1 ? team * kv_heads : 0) + place / group_size,
@@ -250,15 +251,15 @@ ar_status ari_ctx_overlapped(ar_ctx *c, const ari_communication **borrows)
     return communicate(c, &c->overlapped, 1u << ARI_OVER_TP, "tp");
 }
 
-/* Edge e of the ring of a pipeline's ranks goes from rank e to the next one. Of the three colours of edges no rank has
- * one twice, so that a split for each makes all pairs. */
+/* Edge e of a pipeline's ring of ranks goes from rank e to the next rank. The edges have three colours, so that no rank
+ * has two edges of one colour, and one split for each colour creates all pairs. */
 enum { COLOURS = 3 };
 static int colour_of(int edge, int ranks)
 {
     return ranks % 2 == 1 && edge == ranks - 1 ? 2 : edge % 2;
 }
 
-/* The pair of this rank's edge of a colour, for what moves along it, or back. */
+/* Creates the pair of ranks on this rank's edge of a colour, for transfers along the edge or back. */
 static ar_status pair_up(ar_ctx *c, int colour, bool back)
 {
     static const char *const names[ARI_TRANSFERS] = {[ARI_SEND_ACTIVATION] = "send activations",

@@ -9,11 +9,10 @@ AR_BEGIN_DECLS
 
 /** Returns the index of this rank among the data-parallel ranks with different samples. */
 int ari_ctx_data_rank(const ar_ctx *c);
-/** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
- *  (KV replicas) included, and the number of its calls of one kind (ari_comm_calls). */
+/** Counts bytes of other ranks' memory that this rank read and wrote through the context's groups, including groups
+ *  created by the context (KV replicas). */
 void ari_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written);
-/** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
- *  (KV replicas) included, and the number of its calls of one kind (ari_comm_calls). */
+/** Returns the number of this rank's calls of one kind through the same groups (ari_comm_calls). */
 uint64_t ari_ctx_calls(const ar_ctx *c, const char *kind);
 /** Returns the dtype of new activations (ari_activations_of). Layers use the dtype of their input. */
 ar_dtype ari_ctx_activations(const ar_ctx *c);
@@ -26,7 +25,7 @@ void ari_ctx_place_batch(ar_ctx *c, const ar_batch *batch);
 AR_NODISCARD ar_status ari_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout);
 /** True if there is a listener (to save the work of preparing a tap). */
 bool ari_tapped(const ar_ctx *c);
-/** True if this fault is on: the one call by which a fault changes a layer's path. */
+/** Returns true if this fault is on. Layers use this function only to ask for faults. */
 bool ari_faulty(const ar_ctx *c, const char *fault);
 
 AR_END_DECLS

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of a device as the host has them. */
+/* Copies device tensors to the host. */
 #include <stdlib.h>
 
 #include "anyrank/queue.h"
@@ -137,7 +137,7 @@ static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
     return st;
 }
 
-/* Counts the device memory that a download takes. */
+/* Counts the device memory that a download needs. */
 static ar_status pass_download(ar_ctx *c, const ar_tensor *t)
 {
     ar_tensor packed;

@@ -30,7 +30,7 @@ static void release_owned(ar_ctx *c, ari_owned *o)
     free(o);
 }
 
-/* Now, or when the last one who holds it lets it go. Whether now. */
+/* Releases a resource now, or when its last user releases it. Returns true if now. */
 static bool give_back(ar_ctx *c, ari_owned *o)
 {
     o->ended = o->holds > 0;
@@ -55,7 +55,7 @@ void ar_ctx_end_step(ar_ctx *c)
         for (int i = 0; i < ARI_TRANSFERS; i++)
             ari_queue_drain(c->transfer[i].queue);
     }
-    /* The newest first: objects may refer to older ones. */
+    /* the newest first, because objects may refer to older ones */
     for (ari_owned *o = newest_owned(c), *next_owned = NULL; o != &c->owned; o = next_owned) {
         next_owned = o->next;
         release_owned(c, o);
@@ -123,7 +123,7 @@ static bool lies_in(const ari_owned *o, const ar_tensor *t)
 
 void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *retained)
 {
-    ari_owned *newer = &c->owned; /* what stays of those at hand: an object may end older things with it */
+    ari_owned *newer = &c->owned; /* the newest remaining resource: an object may end older ones together with itself */
     while (newer->next != &c->owned && newer->next->number > mark) {
         if (lies_in(newer->next, retained) || !give_back(c, newer->next))
             newer = newer->next;

@@ -10,7 +10,7 @@
 
 /* A crashed process may have left temporary files whose names recur with its process number. */
 #define TEMPORARY_NAMES 1000
-/* Bytes of such a name after its folder: two numbers and what stands around them. */
+/* Length of a temporary name without its folder: two numbers and the text around them. */
 #define TEMPORARY_BYTES 64
 
 ar_status ari_io_fail(const char *action, const char *path)
@@ -22,13 +22,13 @@ ar_status ari_io_fail(const char *action, const char *path)
 
 struct ari_atomic_file {
     int fd;
-    char *path;    /* the final name, links resolved: the file is replaced, not the link to it */
+    char *path;    /* final name with links resolved, since the file is replaced and not the link */
     char *temp;    /* NULL: written directly */
-    bool named;    /* temp stands in the folder, ours to remove; else the file has no name yet */
-    size_t offset; /* where the next byte goes */
+    bool named;    /* true if temp exists in the folder and must be removed; otherwise the file has no name yet */
+    size_t offset; /* offset of the next byte */
 };
 
-/* Length of the folder part of `path`, its slash included. */
+/* Returns the length of the folder part of `path`, including the slash. */
 static size_t folder_length(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -45,7 +45,7 @@ static bool open_unnamed(ari_atomic_file *o)
     return o->fd >= 0;
 }
 
-/* Creates a file under the first temporary name that is free, or links the unnamed one to it. */
+/* Creates a file under the first free temporary name, or links the unnamed file to that name. */
 static bool take_temporary_name(ari_atomic_file *o)
 {
     const size_t folder = folder_length(o->path);
@@ -89,7 +89,7 @@ ar_status ari_atomic_file_create(ari_atomic_file **out, const char *path)
     o->path = realpath(path, NULL);
     if (o->path == NULL && lstat(path, &info) == 0 && S_ISLNK(info.st_mode)) {
         free(o);
-        (void)stat(path, &info); /* says why */
+        (void)stat(path, &info); /* sets errno */
         return ari_io_fail("follow the link", path);
     }
     if (o->path == NULL)
@@ -153,7 +153,7 @@ ar_status ari_atomic_file_stream(FILE **out, const ari_atomic_file *o)
 ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file *o)
 {
     const bool failed = ferror(f) != 0;
-    const int reason = errno; /* every write after the first that failed has failed too */
+    const int reason = errno; /* once a write has failed, all later ones have failed too */
     const bool closed = fclose(f) == 0;
     errno = failed ? reason : errno;
     return closed && !failed ? AR_OK : ari_io_fail("write", o->path);
@@ -172,17 +172,18 @@ static void sync_folder(const char *path)
     close(fd);
 }
 
-/* Everything that can fail for lack of space or of a sound disk. A device takes no fsync and needs none. */
+/* Does everything that can fail for lack of space or because of a bad disk. A device does not support fsync and does
+ * not need it. */
 static ar_status sync_file(const ari_atomic_file *o)
 {
     return o->temp == NULL || fsync(o->fd) == 0 ? AR_OK : ari_io_fail("write", o->path);
 }
 
-/* Puts a settled file in its place. A name that is free takes an unnamed file in one step. Over an old file it needs
- * two, and only a process that ends between them leaves the temporary name behind. */
+/* Moves a synced file to its final name. A free name takes an unnamed file in one step. Replacing an old file takes two
+ * steps, and only a process that ends between them leaves a temporary name behind. */
 static ar_status publish(ari_atomic_file *o)
 {
-    if (o->temp == NULL || o->named) { /* an unnamed file has no name to close it under */
+    if (o->temp == NULL || o->named) { /* an unnamed file has no name to remove */
         const int closed = close(o->fd);
         o->fd = -1;
         if (closed != 0)

@@ -4,8 +4,8 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
-/* Files are written whole or not at all: everything the project writes appears by rename, so a reader never sees half a
- * file and a failure leaves what was there before. */
+/* Writes files completely or not at all. Every file of the project appears by a rename, so readers never see a partial
+ * file, and a failure keeps the old file. */
 
 /** File being written without a name in the folder of its final one, or under a temporary name if the file system
  *  has no unnamed files (or /proc is missing). However the process ends, an unnamed file leaves nothing behind. A
@@ -13,14 +13,14 @@
  *  of atomicity. */
 typedef struct ari_atomic_file ari_atomic_file;
 AR_NODISCARD ar_status ari_atomic_file_create(ari_atomic_file **out, const char *path);
-/** Checks that ari_atomic_file_create would succeed now, so that long work does not end in vain. A device or a pipe is
+/** Checks that ari_atomic_file_create would succeed now, so that long work is not done in vain. A device or a pipe is
  *  not opened. Errors: as ari_atomic_file_create. */
 AR_NODISCARD ar_status ari_atomic_file_check(const char *path);
 AR_NODISCARD ar_status ari_atomic_file_write(ari_atomic_file *o, const void *data, size_t bytes);
 /** Returns a stream that continues after the last ari_atomic_file_write; write nothing else until it is closed. Errors:
  *  AR_ERR_IO. */
 AR_NODISCARD ar_status ari_atomic_file_stream(FILE **out, const ari_atomic_file *o);
-/** Ends it in any case. Errors: AR_ERR_IO, if anything written to it was lost. */
+/** Ends the stream in any case. Errors: AR_ERR_IO if any written data was lost. */
 AR_NODISCARD ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file *o);
 /** Syncs, closes and names the file, replacing any file of that name. On failure nothing is left behind. Afterwards `o`
  *  can only be discarded. */
@@ -37,5 +37,5 @@ ARI_OWNER(ari_atomic_file, ari_atomic_file_discard)
  *  from errno. */
 ar_status ari_io_fail(const char *action, const char *path);
 
-/* Linux transfers at most 0x7ffff000 bytes in one call; a smaller step keeps the arithmetic away from SSIZE_MAX. */
+/* Linux transfers at most 0x7ffff000 bytes per call; a smaller limit keeps the arithmetic away from SSIZE_MAX. */
 #define ARI_TRANSFER_BYTES ((size_t)1 << 30)

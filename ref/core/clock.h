@@ -13,7 +13,7 @@ static inline uint64_t ari_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/** Processor time of the calling thread, which other programs do not lengthen. */
+/** Returns the processor time of the calling thread, which other programs do not increase. */
 static inline uint64_t ari_thread_ns(void)
 {
     struct timespec t;
@@ -21,7 +21,7 @@ static inline uint64_t ari_thread_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/** now + wait, at most the largest value: "for ever". */
+/** Returns now + wait, limited to the largest value, which means "forever". */
 static inline uint64_t ari_deadline_ns(uint64_t now_ns, uint64_t wait_ns)
 {
     return wait_ns > UINT64_MAX - now_ns ? UINT64_MAX : now_ns + wait_ns;

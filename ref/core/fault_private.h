@@ -11,7 +11,7 @@
 
 AR_BEGIN_DECLS
 
-extern const char *const ari_fault_names[]; /* [ari_fault_count], then NULL */
+extern const char *const ari_fault_names[]; /* [ari_fault_count] names, terminated by NULL */
 extern const size_t ari_fault_count;
 
 /** The effect of a known fault in one line of English. Static storage. */

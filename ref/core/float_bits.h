@@ -4,18 +4,18 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Definitions that the C compiler and nvcc compile alike: for the host, and for a GPU where nvcc does. */
+/* Functions that the C compiler and nvcc both compile: for the host, and with nvcc also for the GPU. */
 #if defined(__CUDACC__)
 #define ARI_FN static __host__ __device__ inline
 #else
 #define ARI_FN static inline
 #endif
 
-/* ARI_SIMD before a function definition compiles it once per x86-64 level; the loader picks by CPUID. Every level does
- * the same IEEE operations in the same order (-ffp-contract=off), so the choice changes the time and never the bits.
- * Put it on leaf functions that hold a hot loop, not on functions with an OpenMP region: the region's body is outlined
- * before the clones are made and would be compiled for the lowest level only.
- * Empty under sanitizers (the choice runs before their runtime is up) and without optimisation. */
+/* ARI_SIMD before a function definition compiles the function once per x86-64 level; the loader chooses by CPUID. Every
+ * level does the same IEEE operations in the same order (-ffp-contract=off), so the choice affects the time but not the
+ * bits. Put it on leaf functions with a hot loop, not on functions with an OpenMP region, whose body is outlined before
+ * the clones are made and would be compiled for the lowest level only. It is empty under sanitizers (the choice runs
+ * before their runtime is initialised) and without optimisation. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(ARI_SANITIZED) && defined(__OPTIMIZE__)
 #define ARI_SIMD __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -52,18 +52,18 @@ ARI_FN double ari_float64(uint64_t u)
     return x;
 }
 
-/* IEEE 754 binary16 (F16) and bfloat16 (BF16): 16 bits, converted to fp32 exactly and from it by one rounding to
- * nearest, ties to even. NaN stays NaN (quiet where it is rounded), what is too large becomes an infinity, subnormals
- * are as exact as everything else. Without branches, so that loops over them vectorise. */
+/* IEEE 754 binary16 (F16) and bfloat16 (BF16): converted to fp32 exactly, and from fp32 by one rounding to nearest,
+ * ties to even. NaN stays NaN (quiet after rounding), too large values become infinite, and subnormals are handled
+ * exactly. Without branches, so that loops vectorise. */
 
 ARI_FN float ari_f32_of_bf16(uint16_t b)
 {
     return ari_float32((uint32_t)b << 16);
 }
 
-/* Half of the last kept bit's weight is added, less 1 where that bit is 0: then a tie does not carry. A carry out of
- * the significand raises the exponent, up to infinity. A NaN keeps its upper bits and becomes quiet, lest the bits
- * that are cut off were the ones that made it a NaN. */
+/* Adds half of the last kept bit's weight, less 1 if that bit is 0, so that a tie does not carry. A carry out of the
+ * significand raises the exponent, up to infinity. A NaN keeps its upper bits and becomes quiet, because the bits that
+ * are cut off may be the only nonzero ones. */
 ARI_FN uint16_t ari_bf16_of_f32(float x)
 {
     const uint32_t bits = ari_bits32(x);
@@ -72,8 +72,8 @@ ARI_FN uint16_t ari_bf16_of_f32(float x)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-/** x rounded to the nearest number of `bits` bits of significand (1 < bits < 24), ties to even; the exponents are
- *  fp32's, so that 8 bits make a bf16 number. */
+/** Rounds x to the nearest number with `bits` bits of significand (1 < bits < 24), ties to even. The exponents are
+ *  those of fp32, so 8 bits give a bf16 number. */
 ARI_FN float ari_f32_to_bits(float x, int bits)
 {
     const int cut = 24 - bits;
@@ -94,9 +94,10 @@ ARI_FN float ari_f32_of_f16(uint16_t h)
 }
 
 /* Three cases of the magnitude:
- *   normal      as for BF16, 13 bits are cut; the exponent's bias falls by 112. Past 65519 the carry gives infinity.
- *   subnormal   0.5f + x: the sum's last bit weighs 2^-24, as a subnormal's does, so the addition does the rounding.
- *   2^16 and more, infinities, NaN: set. */
+ *  normal      as for BF16, but 13 bits are cut off; the exponent's bias decreases by 112. Beyond 65519 the carry gives
+ * infinity.
+ *  subnormal   0.5f + x: the sum's last bit has weight 2^-24, like a subnormal's, so the addition rounds.
+ *  2^16 and more, infinities, NaN: set directly. */
 ARI_FN uint16_t ari_f16_of_f32(float x)
 {
     const uint32_t bits = ari_bits32(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;

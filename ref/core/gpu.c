@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of GPUs. `product` and `host` were fitted to the rows of planner-runs.tsv that say so, host of H100
- * by the median of their errors; all else is as published. */
+/* The table of GPUs. `product` and `host` were fitted to the marked rows of planner-runs.tsv (host of H100 by the
+ * median of their errors); all other values are published ones. */
 #include "ref/core/gpu.h"
 
 #include <math.h>
 #include <stddef.h>
 
-/* peak, sms: data sheets. memory: of the data sheet's rate (2.04, 3.35, 4.8, 8 TB/s) the 0.85 that copies reach
- * (BabelStream). scores, half: A100 by figures 5 and 6 of Dao 2023 (arXiv:2307.08691); H100 and H200 by figures 5 and
- * 6 of Shah et al. 2024 (arXiv:2407.08608), whose abstract has FlashAttention-2's 35 % on H100 (older); B200 by that
- * share of its peak. inside: NCCL's bus bandwidth of large all-gathers over NVLink and InfiniBand (nccl-tests) over
- * the links' rates. taken: NCCL's 16 to 24 channels, one SM each. */
+/* Sources. peak, sms: data sheets. memory: 0.85 of the data sheet's rate (2.04, 3.35, 4.8, 8 TB/s), which copies
+ * achieve (BabelStream). scores, half: A100 by figures 5 and 6 of Dao 2023 (arXiv:2307.08691); H100 and H200 by figures
+ * 5 and 6 of Shah et al. 2024 (arXiv:2407.08608), whose abstract states FlashAttention-2's 35 % on H100 (older); B200
+ * by the same fraction of its peak. inside: NCCL's bus bandwidth of large all-gathers over NVLink and InfiniBand
+ * (nccl-tests), relative to the links' rates. taken: NCCL's 16 to 24 channels, one SM each. */
 static const ari_gpu gpus[] = {
     {312e12, 0.80, 108, 1.73e12, {195e12, 178e12}, INFINITY, {400, 800}, 0.77, 0.90, 0.15, 1.07},    /* a100 */
     {989e12, 0.72, 132, 2.85e12, {640e12, 550e12}, 346e12, {700, 900}, 0.80, 0.92, 0.12, 1.19},      /* h100 */
@@ -19,10 +19,12 @@ static const ari_gpu gpus[] = {
     {2500e12, 0.72, 152, 6.80e12, {1610e12, 1390e12}, INFINITY, {700, 900}, 0.80, 0.92, 0.11, 1.19}, /* gb200-nvl72 */
 };
 
-/* A kernel's start and its first and last accesses to memory; a tile's fill and drain. */
+/* Seconds of a kernel's launch with its first and last memory accesses, and of a tile's fill and drain. */
 static const double LAUNCH = 4e-6, TILE = 1.5e-6;
-static const double MOST_PARTS = 8.0, SHORTEST_SUM = 1024.0; /* into which a tile's sum is divided; terms of a part */
-static const double VALUE = 2.0, SUM = 8.0;                  /* bytes of an element; of a sum, read and written */
+static const double MOST_PARTS = 8.0, SHORTEST_SUM = 1024.0; /* maximum number of parts into which a tile's sum is
+                                                                divided; minimum number of terms in a part */
+static const double VALUE = 2.0, SUM = 8.0;                  /* bytes of an element, and of a sum that is read and
+                                                                written */
 
 ari_rates ari_rates_of(double flops, int gpu)
 {
@@ -76,7 +78,8 @@ double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s)
     const ari_gpu *g = r->gpu;
     if (!g || s->flops == 0.0)
         return s->flops / r->flops;
-    const double width = fmin(1.0, 0.4 + 0.6 * s->head / 128.0); /* half as wide: 0.7 (the same figures) */
+    const double width = fmin(1.0, 0.4 + 0.6 * s->head / 128.0); /* for heads half as wide: 0.7 (from the same
+                                                                    figures) */
     const double peak_rate = s->older ? fmin(g->older, g->scores[s->backward]) : g->scores[s->backward];
     const double rate = peak_rate * width * s->positions / (s->positions + g->half[s->backward]);
     return g->host * fmax(LAUNCH, s->flops / rate);

@@ -7,16 +7,16 @@
 
 typedef struct ari_gpu {
     double peak;      /* dense 16-bit operations a second */
-    double product;   /* share of it that large products reach */
-    double sms;       /* processors, each of which computes a tile at a time */
+    double product;   /* fraction of the peak that large products achieve */
+    double sms;       /* number of processors, each of which computes one tile at a time */
     double memory;    /* bytes a second of element-wise kernels */
     double scores[2]; /* operations a second of flash attention, forward and backward, in long sequences with heads
                          of 128 features */
-    double older;     /* that it was at most before 2024 */
-    double half[2];   /* positions at which it reaches half of that */
-    double inside, inter_node; /* shares of a link's rate that collectives reach */
-    double sm_share;           /* share of the processors that a collective beside products takes from them */
-    double host;               /* what launches, jitter between ranks and a clock below its boost add: a factor */
+    double older;     /* maximum fraction achieved before 2024 */
+    double half[2];   /* number of positions at which half of that is achieved */
+    double inside, inter_node; /* fractions of a link's rate that collectives achieve */
+    double sm_share;           /* fraction of the processors that a collective occupies while products run */
+    double host;               /* factor for launches, jitter between ranks, and a clock below its boost */
 } ari_gpu;
 
 /* Speed of a rank's computation: a GPU's table; NULL: a number of operations per second for every shape, and no other
@@ -25,7 +25,7 @@ typedef struct ari_rates {
     double flops;
     const ari_gpu *gpu;
 } ari_rates;
-/** gpu: of ar_sim_cluster; 0: none. */
+/** gpu: as in ar_sim_cluster; 0: none. */
 ari_rates ari_rates_of(double flops, int gpu);
 
 /* `count` products [m, k] x [k, n] side by side. */
@@ -36,16 +36,16 @@ typedef struct ari_gpu_product {
 double ari_rates_product(const ari_rates *r, const ari_gpu_product *p);
 /* Scores of attention, and their products with the values. */
 typedef struct ari_gpu_scores {
-    double flops, positions, head; /* positions: of a kernel's queries; head: features of a head */
+    double flops, positions, head; /* positions: queries of a kernel; head: features of a head */
     bool backward;
     bool older; /* by flash attention of before 2024 */
 } ari_gpu_scores;
 double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s);
-/** A kernel that moves so many bytes through memory. */
+/** Returns the seconds of a kernel that moves this many bytes through memory. */
 double ari_rates_moves(const ari_rates *r, double bytes);
-/* Kernels bound by memory, and the bytes that pass through it: forward for each element that one makes (of the loss, of
- * the logits), backward for each that comes, in 16 bits but for the loss's logits, under Megatron-LM's fusions: bias
- * with what follows, both halves of a gated activation, dropout with the residual, queries' and keys' rotation,
+/* Memory-bound kernels and the bytes that they move: forward for each element produced (for the loss, each logit),
+ * backward for each element received, in 16 bits except for the loss's logits, with Megatron-LM's fusions: bias with
+ * the following operation, both halves of a gated activation, dropout with the residual, rotation of queries and keys,
  * cross-entropy. */
 /* clang-format off */
 #define ARI_GPU_MOVES_TABLE(X)                                                                          \
@@ -61,9 +61,9 @@ typedef enum ari_gpu_moves {
 } ari_gpu_moves;
 double ari_rates_kernel(const ari_rates *r, ari_gpu_moves kernel_kind, bool backward, double elements);
 
-/* Members of a group, and the links between them at the rates that collectives reach. */
+/* The members of a group, and the links between them with the rates that collectives achieve. */
 typedef struct ari_ring_links {
-    double n, in_node;  /* members; of them in a node */
+    double n, in_node;  /* number of members, and of members in a node */
     bool is_inter_node; /* the group spans nodes */
     struct {
         double latency_s, bytes_per_s;

@@ -10,29 +10,29 @@
 
 struct ari_group;
 
-/* Instruments that watch and drive a world. Borrowed by it. */
+/* Instruments that observe and control a world, which borrows them. */
 typedef struct ari_instruments {
     ar_trace *trace;          /* NULL: nothing is recorded */
     ari_scheduler *scheduler; /* NULL: the system's */
-    ari_rates rates;          /* of a rank, in virtual seconds; no flops: no virtual time */
-    bool paced;               /* a collective takes its virtual time by the real clock too */
-    /* Virtual time: called by the last member of a group to enter a collective, before any continues: from the members'
-     * calls and slots' virtual_begin_ns it sets each one's virtual_end_ns and virtual_from, and the group's
-     * virtual_last and virtual_begin_ns. NULL: none. */
+    ari_rates rates;          /* rates of a rank in virtual seconds; flops 0: no virtual time */
+    bool paced;               /* true if a collective also takes its virtual time on the real clock */
+    /* Computes the virtual time of a collective. The last member to enter calls it before any member continues. From
+     * the members' calls and their virtual_begin_ns it sets each member's virtual_end_ns and virtual_from, and the
+     * group's virtual_last and virtual_begin_ns. NULL: no virtual time. */
     void (*virtual_cost)(void *user, struct ari_group *g);
     void *user;
 } ari_instruments;
 
 typedef struct ari_lane {
-    const ari_instruments *instruments; /* its own copy: a queue may outlive the world */
-    int rank, track;          /* track 0: the rank's main thread; 1, 2, ...: its queues in the order of creation */
-    char name[32];            /* of the track: "main", or the queue's */
-    uint64_t virtual_ns;      /* the lane's virtual clock; stays 0 without virtual time */
-    double virtual_rest;      /* ns of work that rounding to whole ones has left out so far */
+    const ari_instruments *instruments; /* a copy, since a queue may outlive the world */
+    int rank, track;          /* track 0: the rank's main thread; 1, 2, ...: its queues in order of creation */
+    char name[32];            /* name of the track: "main", or the queue's name */
+    uint64_t virtual_ns;      /* the lane's virtual clock; 0 without virtual time */
+    double virtual_rest;      /* fraction of a nanosecond of work that rounding has left out so far */
     ari_recording *recording; /* NULL: nothing is recorded */
     ari_turn *turn;           /* NULL: the system's scheduler */
-    struct ari_lane *main;    /* of the rank; itself on track 0 */
-    atomic_int tracks;        /* track 0: made so far for the rank, itself included */
+    struct ari_lane *main;    /* the rank's main lane; on track 0 the lane itself */
+    atomic_int tracks;        /* on track 0: number of tracks of the rank so far, including itself */
     ari_instruments instruments_copy;
 } ari_lane;
 
@@ -46,16 +46,16 @@ AR_NODISCARD ar_status ari_lane_create(ari_lane **out, ari_lane *parent, const a
                                        const char *name);
 /** Accepts NULL. */
 void ari_lane_destroy(ari_lane *l);
-/** The calling thread becomes the lane (NULL: nothing), from now until leave. With a scheduler enter returns when it is
- *  the lane's turn, and leave passes the turn on. */
+/** Make the calling thread the lane (NULL: nothing) until it leaves. With a scheduler, enter returns when it is the
+ *  lane's turn, and leave passes the turn on. */
 void ari_lane_enter(ari_lane *l);
 void ari_lane_leave(ari_lane *l);
 
 /** The calling thread is about to wait for the lane's thread to end (pthread_join). NULL: nothing. */
 void ari_lane_join(const ari_lane *l);
 
-/** `ns` after `base_ns`, to the nearest one, and at most some centuries: a virtual clock does not run over. NaN:
- *  `base_ns`. */
+/** Returns `base_ns` + `ns`, rounded to the nearest integer and limited to some centuries, so that a virtual clock does
+ *  not overflow. NaN: returns `base_ns`. */
 static inline uint64_t ari_virtual_after(uint64_t base_ns, double ns)
 {
     const uint64_t latest = (uint64_t)1 << 62;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Names of the values of an enumeration, in its order; NULL after the last. Options, messages and files use these. */
+/* Names of an enumeration's values in order, terminated by NULL. Options, messages and files use them. */
 extern const char *const ari_numerics_names[],
     *const ari_precision_names[], *const ari_recompute_names[],
                                       *const ari_balance_names[],

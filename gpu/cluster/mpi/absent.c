@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Instead of MPI in a build without it. */
+/* Replaces MPI in a build without it. */
 #include <stdio.h>
 
 #include "gpu/cluster/mpi/process.h"

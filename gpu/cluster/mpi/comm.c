@@ -10,7 +10,7 @@
 /* Communicator over processes. A send and its recv are a rendezvous of two, as in the simulator: data from rank a to
  * rank b uses a channel with its own group for reports. */
 
-#define NO_PARENT UINT64_MAX /* instead of a group: of communicators of the process */
+#define NO_PARENT UINT64_MAX /* marks communicators of the process, which have no parent group */
 
 struct ari_mpi_channel {
     ari_mpi_channel *next;
@@ -153,7 +153,7 @@ static ar_status make_comm(ar_comm **result, ari_mpi *p, const int *rank, int n,
     const uint64_t id = ari_flight_id((uint64_t)context, 0, 0);
     ari_mpi_comm *c = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a communicator"));
-    pthread_mutex_init(&c->lock, NULL); /* which on Linux needs nothing that could be missing */
+    pthread_mutex_init(&c->lock, NULL); /* on Linux this cannot fail */
     ari_comm_init(&c->base, &mpi_comm_ops, index, n);
     c->p = p;
     c->context = context;

@@ -3,8 +3,8 @@
 #include "ref/comm/moves.h"
 #include "ref/core/size.h"
 
-/* Collectives in which each byte goes from its source to its target at once: everything is asked for and sent at the
- * beginning, in pieces, and then waited for. Messages of a pair keep their order. */
+/* Collectives in which each byte goes directly from its source to its target: all receives and sends are posted at the
+ * beginning, in pieces, and then awaited. Messages between two ranks keep their order. */
 
 static ar_status grow(ari_mpi_requests *r)
 {

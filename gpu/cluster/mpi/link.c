@@ -59,7 +59,7 @@ static bool link_send(ari_link *base, const int *dst_ranks, int n, const ari_mes
     return ok;
 }
 
-/* Frees what has arrived. */
+/* Frees messages that have arrived. */
 static void reap(mpi_link *l)
 {
     pthread_mutex_lock(&l->lock);

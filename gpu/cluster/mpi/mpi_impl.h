@@ -9,29 +9,28 @@
 #include "gpu/cluster/process/agree.h"
 #include "gpu/cluster/process/flight.h"
 
-/* Ranks as MPI processes. Shared by the files of this folder alone: process.c (what the launcher started), wire.c
- * (calls of MPI, and waiting), link.c (the store's messages), rendezvous.c (what the ranks of a group call), comm.c,
- * parts.c and direct.c (what moves). How a failure ends all processes is the store's business (process/store.h).
+/* Ranks as MPI processes. Shared only by the files of this folder: process.c (what the launcher started), wire.c (MPI
+ * calls and waiting), link.c (the store's messages), rendezvous.c (comparison of the calls in a group), comm.c, parts.c
+ * and direct.c (data movement). The store (process/store.h) ends all processes after a failure.
  *
- * - Every call of MPI returns at once: who waits polls, so that a failure anywhere, a timeout or an abort ends every
- *   wait, and communicators do not wait for each other.
- * - All data go through one MPI communicator, and the store's messages through another. An ar_comm is a context: a
- * number
- *   that its first member chooses once, and with it some tags. So making and destroying one needs nothing collective of
- *   MPI, which might not return. */
+ * - Every MPI call returns at once, and waiting is polling, so that a failure anywhere, a timeout or an abort ends
+ *   every wait, and communicators do not wait for each other.
+ * - All data use one MPI communicator, and the store's messages another. An ar_comm is a context: a number that its
+ *   first member chooses once, with some tags. Creating and destroying an ar_comm therefore needs no collective MPI
+ *   call, which might not return. */
 
 typedef struct ari_mpi {
     ar_process base; /* first */
     MPI_Comm data, control;
     bool owns_mpi;             /* MPI was initialised here, and ends here */
-    bool one_at_a_time;        /* the library takes calls of one thread at a time */
-    pthread_mutex_t turn;      /* whose turn it is then */
-    int last_context;          /* the largest that this MPI has tags for */
-    _Atomic uint64_t contexts; /* that this process has chosen */
-    uint64_t comms;            /* made by ar_process_comm */
+    bool one_at_a_time;        /* true if the MPI library supports calls of only one thread at a time */
+    pthread_mutex_t turn;      /* lock for these calls */
+    int last_context;          /* largest context for which this MPI has tags */
+    _Atomic uint64_t contexts; /* number of contexts chosen by this process */
+    uint64_t comms;            /* number of communicators made by ar_process_comm */
     pthread_mutex_t lock;      /* guards the facts of this process that reports print */
     ari_flight flight;
-    atomic_bool abandoned; /* requests that no peer will answer are left behind */
+    atomic_bool abandoned; /* true if requests are left that no peer will answer */
     /* Held for each call of MPI; held for writing to close. Requests left behind read and write memory that is about to
      * be freed, in whichever MPI call a late answer arrives, so no further calls are made after closing. */
     pthread_rwlock_t calls;
@@ -42,18 +41,18 @@ typedef struct ari_mpi {
 typedef enum ari_mpi_use {
     ARI_MPI_ALL,  /* collectives */
     ARI_MPI_UP,   /* from a rank to a higher one, with the calls of both */
-    ARI_MPI_DOWN, /* to a lower one, or to itself */
+    ARI_MPI_DOWN, /* to a lower rank, or to the rank itself */
     ARI_MPI_USES
 } ari_mpi_use;
 
-/** AR_OK, or what ended the world, as this rank gets it. */
+/** Returns AR_OK, or the error that ended the world as this rank gets it. */
 ar_status ari_mpi_status(ari_mpi *p);
 /** Ends the world: the ranks of `group` get `st` (NULL: this rank), all others AR_ERR_ABORTED. */
 void ari_mpi_fail(ari_mpi *p, const ari_flight_group *group, ar_status st, const char *line);
 
 /* --- rendezvous.c ------------------------------------------------------------------------------------------------- */
 
-/* Requests of one call under way. Grows. */
+/* Pending requests of one call. Grows. */
 typedef struct ari_mpi_requests {
     MPI_Request *request;
     int *member; /* of the group, whom request i needs */
@@ -67,13 +66,13 @@ typedef struct ari_mpi_rendezvous {
     ari_mpi *p;
     ari_flight_group *group;
     int index, tag;     /* index: of this process */
-    atomic_int is_busy; /* 1 in a call: detects use by two threads */
+    atomic_int is_busy; /* 1 during a call, to detect use by two threads */
     ari_flight_call open;
     const ari_call *call; /* call that the member is in; `where` is "in" or "in the middle of", for reports */
     const char *phase;
     ari_calls calls;                  /* of all members */
     char *first_messages;             /* the members' first messages, and */
-    char *long_messages;              /* of the last call that had any, those that are longer */
+    char *long_messages;              /* messages longer than the first ones, of the last call that had any */
     size_t *first_bytes, *long_bytes; /* [n] */
     ari_mpi_requests requests;
 } ari_mpi_rendezvous;
@@ -83,8 +82,8 @@ AR_NODISCARD ar_status ari_mpi_rendezvous_init(ari_mpi_rendezvous *m, ari_mpi *p
                                                int index, int tag);
 /** Accepts zeros. */
 void ari_mpi_rendezvous_fini(ari_mpi_rendezvous *m);
-/** Returns when all members have come with the same call. Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED;
- *  then this member is out. */
+/** Waits until all members have arrived with the same call. Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED;
+ *  this member has then left. */
 AR_NODISCARD ar_status ari_mpi_meet(ari_mpi_rendezvous *m, const ari_call *call);
 /** Ends this member's part in a call, whether or not its data has moved. Returns st, or the error that ended the
  *  world. */
@@ -92,9 +91,9 @@ ar_status ari_mpi_part(ari_mpi_rendezvous *m, ar_status st);
 
 /* --- wire.c ------------------------------------------------------------------------------------------------------- */
 
-/** Longest message: counts of MPI are int, and each one that arrives shows that something moves. */
+/** Longest message: MPI's counts are int, and each arriving message shows progress. */
 enum { ARI_MPI_PIECE_BYTES = 1 << 26 };
-/** Most of the first message with which a member sends its call, which is short everywhere. */
+/** Maximum size of the first message with which a member sends its call, so that it is short with every MPI. */
 enum { ARI_MPI_FIRST_BYTES = 512 };
 
 /** Enters a call of MPI. Returns false if no more calls may be made; if true, call ari_mpi_leave after the MPI call. */
@@ -106,14 +105,14 @@ AR_NODISCARD ar_status ari_mpi_receive(ari_mpi *p, void *dst, size_t bytes, int 
 /** Drops the requests of a failed call: receives are cancelled, and sends in progress get a moment to complete. If they
  *  do not, MPI is not called again. */
 void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n);
-/** After a failure: short messages that no one asks for any more are received, so that MPI ends in order. A long one
- *  waits in its sender's memory, and stays there. */
+/** After a failure, receives short messages that nobody waits for any more, so that MPI ends properly. A long message
+ *  waits in its sender's memory and stays there. */
 void ari_mpi_take_away(ari_mpi *p);
 ar_status ari_mpi_error(int rc, const char *label);
 
-/** Ends the world with the error that has just been set, in the middle of a call. */
+/** Ends the world in the middle of a call, with the error that has just been set. */
 void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st);
-/** Waits for all requests of m. An error: the world has ended, and the requests are dropped. */
+/** Waits for all requests of m. After an error the world has ended, and the requests are dropped. */
 AR_NODISCARD ar_status ari_mpi_await(ari_mpi_rendezvous *m);
 
 /* --- link.c ------------------------------------------------------------------------------------------------------- */
@@ -133,9 +132,9 @@ typedef struct ari_mpi_comm {
     ari_mpi_rendezvous rendezvous;
     void *scratch; /* grows */
     size_t scratch_bytes;
-    ar_p2p *op; /* [ops], room for 2 of each pair of ranks: messages of an exchange */
+    ar_p2p *op; /* [ops] messages of an exchange, with space for 2 per pair of ranks */
     size_t ops;
-    pthread_mutex_t lock; /* of the channels: several queues of a rank may ask at once */
+    pthread_mutex_t lock; /* guards the channels, which several queues of a rank may request concurrently */
     ari_mpi_channel *channels;
 } ari_mpi_comm;
 
@@ -148,6 +147,6 @@ AR_NODISCARD ar_status ari_mpi_comm_create(ar_comm **result, ar_process *p, ar_d
 size_t ari_mpi_parts_scratch(const ari_mpi_comm *c, const ari_call *call);
 /** all_reduce, reduce_scatter and broadcast. */
 AR_NODISCARD ar_status ari_mpi_parts(ari_mpi_comm *c, const ari_call *call);
-/** Moves the data of `call`, which need not be the one that m is in, directly from source to target. moved: counts, or
- *  NULL. An error: the world has ended. */
+/** Moves the data of `call`, which may differ from m's current call, directly from source to target. moved: counters,
+ *  or NULL. After an error the world has ended. */
 AR_NODISCARD ar_status ari_mpi_direct(ari_mpi_rendezvous *m, const ari_call *call, ari_moved *moved);

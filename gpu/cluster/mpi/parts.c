@@ -12,7 +12,7 @@
 
 enum { PIECE_BYTES = 1 << 18 }; /* piece of a combined part: received data waits in scratch memory */
 
-/* Elements before a rank's part, and its own. */
+/* Returns the number of elements in a rank's part; *start: number of elements before it. */
 static size_t part_of(const ari_mpi_comm *c, const ari_call *call, int rank, size_t *start)
 {
     size_t size = 0;
@@ -24,7 +24,7 @@ static size_t part_of(const ari_mpi_comm *c, const ari_call *call, int rank, siz
     return size;
 }
 
-/* Adds a message of up to `max_count` elements of a rank's part, from its element `offset` on. */
+/* Adds a message of up to `max_count` elements of a rank's part, from element `offset` on. */
 static void add_message(ari_mpi_comm *c, const ari_call *call, int peer, bool send, char *full_buffer, int part,
                         size_t offset, size_t max_count)
 {
@@ -65,7 +65,7 @@ static void combine(ari_mpi_comm *c, const ari_call *call, const char *local_inp
     kernel.pair(out, sum, local_input, count);
 }
 
-/* Piece by piece of all parts. out: the own part's place. */
+/* Reduces piece by piece over all parts. out: destination of this rank's part. */
 static ar_status reduce_parts(ari_mpi_comm *c, const ari_call *call, char *out)
 {
     const size_t piece = piece_count(call), element = ar_dtype_bytes(call->dtype);

@@ -83,7 +83,7 @@ static void free_process(ari_mpi *p)
     free(p);
 }
 
-/* After a failure, with processes that do not answer or messages that never arrive, MPI_Finalize might not return. */
+/* After a failure, if processes do not answer or messages never arrive, MPI_Finalize might not return. */
 static void mpi_destroy(ar_process *base)
 {
     ari_mpi *p = mpi_of(base);
@@ -129,7 +129,7 @@ static ar_status copy_world(MPI_Comm *comm)
 
 static ar_status find_place(ari_mpi *p)
 {
-    static MPI_Comm control = MPI_COMM_NULL; /* until MPI ends: a failure leaves messages behind in it */
+    static MPI_Comm control = MPI_COMM_NULL; /* until MPI ends, because a failure leaves messages in it */
     MPI_Comm machine;
     int *max_tag = NULL, is_set = 0;
     AR_TRY(ari_mpi_error(MPI_Comm_rank(MPI_COMM_WORLD, &p->base.rank), "MPI_Comm_rank"));
@@ -161,7 +161,7 @@ ar_status ari_process_mpi_create(ar_process **result, const ar_process_options *
 {
     ari_mpi *p = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a process"));
-    pthread_mutex_init(&p->turn, NULL); /* locks of Linux need nothing that could be missing */
+    pthread_mutex_init(&p->turn, NULL); /* on Linux creating a lock cannot fail */
     pthread_mutex_init(&p->lock, NULL);
     pthread_rwlock_init(&p->calls, NULL);
     ari_flight_init(&p->flight);
@@ -183,8 +183,9 @@ ar_status ari_process_mpi_create(ar_process **result, const ar_process_options *
 
 /* --- the library -------------------------------------------------------------------------------------------------- */
 
-/* "Open MPI v4.1.4, package: ..", "MPICH Version:\t4.0.2\n..": up to the first comma or end of line. MPI need not be
- * initialised for that. */
+/* Returns MPI's version up to the first comma or end of line, as in "Open MPI v4.1.4, package: .." or "MPICH
+ * Version:\t4.0.2
+ * ..". MPI need not be initialised. */
 bool ari_mpi_describe(char *text, size_t size)
 {
     char version[MPI_MAX_LIBRARY_VERSION_STRING];

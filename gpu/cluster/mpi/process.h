@@ -3,7 +3,7 @@
 
 #include "gpu/cluster/process/process.h"
 
-/** Processes that MPI connects. Errors: AR_ERR_UNSUPPORTED in a build without it. */
+/** Creates processes that MPI connects. Errors: AR_ERR_UNSUPPORTED in a build without MPI. */
 AR_NODISCARD ar_status ari_process_mpi_create(ar_process **result, const ar_process_options *o);
 /** True if an MPI launcher started this process, and this build can answer it. */
 bool ari_process_mpi_launched(void);

@@ -6,11 +6,11 @@
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 
-/* Before data move, each member sends every other one what it calls, and compares what it receives: one short message
- * to each, so that every member knows who has not come, and finds the same disagreement as all others. A call that is
- * longer follows, whole. */
+/* Before data move, each member sends its call to every other member and compares the calls that it receives. One short
+ * message goes to each member, so that every member knows who has not arrived, and all find the same disagreement. A
+ * longer call is sent again in full. */
 
-/* Header of the encoded call, which follows it if there is room. */
+/* Header of an encoded call, which follows the header if there is space. */
 typedef struct head {
     uint64_t bytes;
 } head;
@@ -58,7 +58,7 @@ void ari_mpi_rendezvous_fini(ari_mpi_rendezvous *m)
 
 /* --- what the members call ---------------------------------------------------------------------------------------- */
 
-/* Receive buffers have room for the longest message; a message is sent at its own length. */
+/* Receive buffers have space for the longest message; a message is sent with its actual length. */
 static char *first_of(const ari_mpi_rendezvous *m, int i)
 {
     return m->first_messages + ari_counts_before(m->first_bytes, i);
@@ -71,7 +71,7 @@ static size_t bytes_of(const ari_mpi_rendezvous *m, int i)
     return (size_t)h.bytes;
 }
 
-/* Gathers the members' data; the own part is already in place. */
+/* Gathers the members' data; this rank's part is already in place. */
 static ar_status gather(ari_mpi_rendezvous *m, const size_t *counts, char *gathered)
 {
     const char *local_part = gathered + ari_counts_before(counts, m->index);

@@ -23,7 +23,8 @@ ar_status ari_mpi_status(ari_mpi *p)
 
 void ari_mpi_fail(ari_mpi *p, const ari_flight_group *group, ar_status st, const char *line)
 {
-    char first_line[768]; /* of a world that failed inside another one, whose table it brings */
+    char first_line[768]; /* the first line of a message from a world that failed inside another one, without its
+                             table */
     snprintf(first_line, sizeof first_line, "%.*s", (int)strcspn(line, "\n"), line);
     ari_store_report(p->base.store, st, group ? group->rank : &p->base.rank, group ? group->n : 1, first_line);
 }
@@ -159,7 +160,7 @@ enum { POLLS = 64, YIELDS = 2048, LOOK_TURNS = 32, NAP_NS = 50000 };
 
 typedef struct waiting {
     unsigned turns;
-    uint64_t start_ns; /* since nothing has moved; 0: not looked yet */
+    uint64_t start_ns; /* time since which nothing has moved; 0: not checked yet */
     uint64_t waited_ns;
 } waiting;
 typedef enum turn_end { GO_ON, LATE, FAILED } turn_end;
@@ -200,7 +201,8 @@ void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st)
     ari_mpi_fail(m->p, m->group, st, why);
 }
 
-/* Ends the world: this member waits too long for those that unfinished requests need, each named once. */
+/* Ends the world because this member has waited too long for the peers of unfinished requests, each of which is named
+ * once. */
 static void be_late(const ari_mpi_rendezvous *m, uint64_t waited_ns)
 {
     const ari_mpi_requests *r = &m->requests;
@@ -222,10 +224,10 @@ static void be_late(const ari_mpi_rendezvous *m, uint64_t waited_ns)
     ari_mpi_fail(m->p, NULL, AR_ERR_TIMEOUT, why);
 }
 
-/* Longest delay of calls that a rank made before it returned. */
+/* Longest delay for messages that a rank sent before it returned. */
 #define WAY_OUT_NS UINT64_C(200000000)
 
-/* Ends the world if a member that is waited for has returned: it never comes. */
+/* Ends the world if an awaited member has returned, since it will never arrive. */
 static void look_for_returned(const ari_mpi_rendezvous *m)
 {
     const ari_mpi_requests *r = &m->requests;

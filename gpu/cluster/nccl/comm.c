@@ -8,8 +8,8 @@
 #include "gpu/native.h"
 #include "ref/core/clock.h"
 
-/* A call, from its queue to NCCL. It ends when all is enqueued on the stream; the watcher sees to the rest. NCCL's
- * communicators do not block: each of its calls returns at once, so that an abort is never long in coming. */
+/* Passes a call from its queue to NCCL. The call ends when everything is enqueued on the stream; the watcher does the
+ * rest. NCCL's communicators are nonblocking: each NCCL call returns at once, so that an abort never takes long. */
 enum { SHORT_TURNS = 100, PAUSE_US = 50 };
 
 /* Returns the group of a send and its matching recv, which are one collective of two; the sender is member 0. */
@@ -98,7 +98,7 @@ ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
     const ari_outcome outcome = ari_outcome_of(st);
     ari_nccl_world_drop(w, p);
     if (st == AR_ERR_MISMATCH && w->checks_calls)
-        return ari_outcome_status(&outcome); /* which all members found */
+        return ari_outcome_status(&outcome); /* all members found this error */
     AR_TRY(ari_nccl_world_status(w));
     (void)ari_outcome_status(&outcome);
     return w->size > 1 ? ari_nccl_world_fail(w, st) : st;
@@ -113,7 +113,7 @@ static ar_status agree(ari_nccl_comm *c, const ari_flight_group *g, const ari_ca
     AR_TRY(ari_calls_exchange(&calls, store, g->id, g->entered, g->rank, g->n, call));
     ar_status st = ari_calls_compare(&calls.group, why, sizeof why);
     ari_calls_fini(&calls);
-    if (st != AR_OK) { /* every member finds the same, and keeps it */
+    if (st != AR_OK) { /* every member finds the same error and keeps it */
         st = ar_error_set(st, "%s", why);
         ari_store_agree_failed(store, st, g->rank, g->n);
     }

@@ -18,7 +18,7 @@ typedef struct ari_nccl_comm ari_nccl_comm;
 
 /* A call whose data are, or may be, still moving. */
 typedef struct ari_pending {
-    ari_flight_call flight_call; /* first: in the list of those that the flight recorder has open */
+    ari_flight_call flight_call; /* must be the first field: an entry in the flight recorder's list of open calls */
     ari_nccl_comm *comm;
     ari_mark *mark; /* mark after which the call's stream has finished it; undefined before `enqueued` is set */
     bool enqueued;
@@ -45,19 +45,20 @@ typedef struct ari_nccl_world {
 struct ari_nccl_comm {
     ar_comm base;
     ari_nccl_world *world;
-    struct ari_nccl_comm *next; /* of the world; guarded by its lock */
-    pthread_mutex_t use;  /* held in every call of NCCL that is given `comm`; the world's lock is taken before it */
-    _Atomic(void *) comm; /* NCCL's; NULL: a group of one, not made yet, or aborted. Set under `use` */
+    struct ari_nccl_comm *next; /* next communicator of the world; guarded by the world's lock */
+    pthread_mutex_t use;        /* held during every NCCL call that uses `comm`; the world's lock is taken before it */
+    _Atomic(void *) comm; /* NCCL's communicator; NULL: a group of one, not created yet, or aborted. Set while `use`
+                             is held */
     /* NCCL stores this communicator here, or one that is split from it. It may do so late, on a thread of its own,
      * which has ended once `comm` is destroyed or aborted. */
     void *created;
-    bool let_go; /* by the watcher; guarded by the world's lock */
+    bool let_go; /* set by the watcher; guarded by the world's lock */
     uint64_t id;
     uint64_t splits;
     ari_flight_group *group;
     ari_flight_group **message; /* [2n]: groups of sends and of receives; NULL: none yet */
     ar_buf word;                /* int32_t [size]; a barrier sums the first one */
-    bool looked_at;             /* of the watcher: the oldest call of this one is not done */
+    bool looked_at;             /* used by the watcher: true if this communicator's oldest call is not done */
 };
 
 /* --- world.c ------------------------------------------------------------------------------------------------------ */
@@ -68,18 +69,18 @@ void ari_nccl_world_release(ari_nccl_world *w);
 ar_status ari_nccl_world_status(ari_nccl_world *w);
 /** Ends the world: this rank's next call returns `st`, and the other ranks get `why`. */
 void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why);
-/** Ends the world with `st` and the calling thread's message; returns what this rank is to get. */
+/** Ends the world with `st` and the calling thread's message; returns the status for this rank. */
 ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st);
-/** A call begins: it is looked after from now on. Errors: AR_ERR_MEMORY. */
+/** Begins a call, which the watcher observes from now on. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **result, ari_nccl_comm *c,
                                             ari_flight_group *g, const ari_call *call);
 /** Marks the call as enqueued on s, or as complete if s is NULL. Errors: those of the stream. */
 AR_NODISCARD ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p, ari_stream *s);
-/** It ended with an error. */
+/** Removes a call that ended with an error. */
 void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p);
-/** Forgets the calls of a communicator. */
+/** Removes all calls of a communicator. */
 void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c);
-/** Until the calls of a communicator that are enqueued are done. Errors: the failure, the stream's. */
+/** Waits until a communicator's enqueued calls are done. Errors: the world's failure, the stream's error. */
 AR_NODISCARD ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c);
 
 /* --- comm.c ------------------------------------------------------------------------------------------------------- */
@@ -89,8 +90,8 @@ AR_NODISCARD ar_status ari_nccl_run(ar_comm *c, const ari_call *call);
 /** Checks the communicator; the caller holds `use`. Errors: the failure, after which NCCL's communicator has been
  *  aborted and removed. */
 AR_NODISCARD ar_status ari_nccl_check_comm(ari_nccl_comm *c);
-/** Hands the call to NCCL, on the stream of call->on; returns when all of it is enqueued. Errors: NCCL's, the
- *  failure. */
+/** Passes the call to NCCL on the stream of call->on; returns when all of it has been enqueued. Errors: NCCL's, the
+ *  world's failure. */
 AR_NODISCARD ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call);
 /** Waits until NCCL has finished on the host what was last requested of the communicator. The lock is not held
  *  meanwhile: if the world fails, the watcher aborts the communicator, which ends the wait. limit_ns 0: no limit.
@@ -104,5 +105,5 @@ ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st);
 
 /** Enqueues what the call moves. `stream` is NCCL's, of call->on. */
 AR_NODISCARD ar_status ari_nccl_move(ari_nccl_comm *c, void *comm, const ari_call *call, void *stream);
-/** Bytes that a ring would read from other ranks' memory for the call. */
+/** Returns the bytes that a ring would read from other ranks' memory for the call. */
 size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *call);

@@ -11,8 +11,9 @@
 
 enum { FIRST_SPLIT = 21800 };
 
-/* Variables that NCCL reads at its first use: all connections of a communicator are made with it, and kernels of
- * several communicators begin in the order in which the host launched them. A variable that is set stays. */
+/* Sets variables that NCCL reads at its first use: all connections of a communicator are made when it is created, and
+ * kernels of several communicators start in the order in which the host launched them. Variables that are already set
+ * are kept. */
 static void set_variables(void)
 {
     (void)setenv("NCCL_RUNTIME_CONNECT", "0", 0);

@@ -47,7 +47,8 @@ static void free_comm(ari_nccl_comm *c)
     ari_nccl_world_release(w);
 }
 
-/* NCCL's first half of an end, which all members come to. Where one does not, the other half is an abort. */
+/* Runs the first half of NCCL's shutdown, in which all members take part. If a member is missing, the other half is an
+ * abort. */
 static ar_status finalize(ari_nccl_comm *c)
 {
     const ari_nccl *n = &c->world->nccl;
@@ -63,13 +64,14 @@ static void nccl_destroy(ar_comm *base)
 {
     ari_nccl_comm *c = (ari_nccl_comm *)base;
     ari_nccl_world *w = c->world;
-    const ari_outcome outcome = ari_outcome_of(AR_ERR_ABORTED); /* the caller's message, if it is on its way out */
-    ari_nccl_world_forget(w, c);                                /* its calls are done: nothing is lost */
+    const ari_outcome outcome = ari_outcome_of(AR_ERR_ABORTED); /* the caller's message, in case of a cleanup after
+                                                                   an error */
+    ari_nccl_world_forget(w, c);                                /* its calls are done, so nothing is lost */
     const ar_status st = base->size > 1 ? finalize(c) : AR_OK;
     pthread_mutex_lock(&w->lock);
     c->let_go = true; /* the watcher no longer looks at it */
     pthread_mutex_unlock(&w->lock);
-    pthread_mutex_lock(&c->use); /* which may be aborting it just now */
+    pthread_mutex_lock(&c->use); /* the watcher may be aborting it right now */
     void *comm = atomic_exchange(&c->comm, NULL);
     if (comm)
         (void)(st == AR_OK ? w->nccl.CommDestroy(comm) : w->nccl.CommAbort(comm));
@@ -78,7 +80,7 @@ static void nccl_destroy(ar_comm *base)
     (void)ari_outcome_status(&outcome);
 }
 
-/* Without NCCL's part. */
+/* Creates a communicator without NCCL's part. */
 static ar_status new_comm(ari_nccl_comm **result, ari_nccl_world *w, uint64_t id, const int *rank, int n, int index)
 {
     ari_nccl_comm *c = NULL;
@@ -120,7 +122,7 @@ static ar_status prepare_to_enter(ari_nccl_world *w)
     return w->nccl.emulated_gpu ? AR_OK : ari_gpu_trim(w->device);
 }
 
-/* By an id, for which the members meet once more. */
+/* Joins by an id, for which the members meet once more. */
 static ar_status enter_by_id(ari_nccl_comm *c)
 {
     ari_nccl_world *w = c->world;
@@ -166,17 +168,18 @@ static ar_status enter_by_split(ari_nccl_comm *child, ari_nccl_comm *parent, int
     }
     pthread_mutex_unlock(&parent->use);
     if (st == AR_OK)
-        st = ari_nccl_settle(parent, 0); /* what it gives is there then */
+        st = ari_nccl_settle(parent, 0); /* the result is available then */
     if (st != AR_OK || !child)
         return st;
     pthread_mutex_lock(&child->use);
     atomic_store(&child->comm, parent->created);
     st = ari_nccl_world_status(w);
-    pthread_mutex_unlock(&child->use); /* has the world failed, nccl_destroy aborts it */
+    pthread_mutex_unlock(&child->use); /* if the world has failed, nccl_destroy aborts it */
     return st == AR_OK ? ari_nccl_settle(child, 0) : st;
 }
 
-/* A number to each peer and one from each, behind the word: NCCL makes the connections of such a call only now. */
+/* Sends a number to each peer and receives one from each, after the word: NCCL creates connections for such calls only
+ * now. */
 static ar_status call_all_peers(ari_nccl_comm *c, ar_queue *q)
 {
     const size_t peers = (size_t)c->base.size - 1;
@@ -266,7 +269,7 @@ static ar_status nccl_split(ar_comm **result, ar_comm *base, int color, int key)
     }
     st = ari_nccl_failed(c, p, st);
     if (child)
-        nccl_destroy(&child->base); /* its message, if any, is of the same failure */
+        nccl_destroy(&child->base); /* its message, if any, describes the same failure */
     return st;
 }
 
@@ -291,8 +294,8 @@ static const ari_comm_ops comm_ops = {
 
 /* Location of a process. */
 typedef struct place {
-    char host[192]; /* which machine, container or not */
-    char gpu[64];   /* its bus id */
+    char host[192]; /* name of the machine or container */
+    char gpu[64];   /* the GPU's bus id */
     int32_t version, shares;
 } place;
 
@@ -332,8 +335,8 @@ static place place_of(const ari_gather_result *gathered, int i)
     return peer_place;
 }
 
-/* NCCL takes two processes on one GPU only if they seem to be on different hosts, and then finds a way between them by
- * the loopback. */
+/* NCCL accepts two processes on one GPU only if they seem to be on different hosts, and then connects them through the
+ * loopback interface. */
 static void pretend_hosts(const ari_nccl_world *w, bool one_host)
 {
     char id[64];

@@ -3,8 +3,8 @@
 #include "ref/comm/comm_private.h"
 #include "ref/comm/moves.h"
 
-/* Calls of NCCL. Collectives whose parts have unequal sizes are groups of its operations: broadcasts, one from each
- * rank (all_gather), reductions, one to each (reduce_scatter), sends and receives (the rest). A rank's own part is
+/* Calls NCCL. Collectives with parts of unequal sizes become groups of NCCL operations: broadcasts, one from each rank
+ * (all_gather), reductions, one to each rank (reduce_scatter), or sends and receives (the others). A rank's own part is
  * copied on the same stream. */
 typedef struct mover {
     const ari_nccl *nccl;
@@ -30,7 +30,7 @@ static int type_of(ar_dtype t)
         return ARI_NCCL_I64;
     case AR_I32:
         return ARI_NCCL_I32;
-    default: /* the boundary lets nothing else pass */
+    default: /* public functions accept no other type */
         return ARI_NCCL_U8;
     }
 }
@@ -63,7 +63,7 @@ static ar_status recv_from(const mover *m, int peer, void *dst, size_t count)
     return count == 0 ? AR_OK : check(m, m->nccl->Recv(dst, count, m->type, peer, m->comm, m->stream));
 }
 
-/* Copies the rank's own part, on the same stream. */
+/* Copies the rank's own part on the same stream. */
 static ar_status copy_own(const mover *m)
 {
     ar_device *d = m->c->world->device;
@@ -222,7 +222,7 @@ size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *k)
     const int n = c->base.size, r = c->base.rank, prev_rank = (r + n - 1) % n;
     size_t elements = 0;
     switch (k->kind) {
-    case ARI_ALL_REDUCE: /* all but one slice in each of two rounds */
+    case ARI_ALL_REDUCE: /* all slices but one in each of two rounds */
         elements = 2 * k->count - slice_size(c, k->count, prev_rank) - slice_size(c, k->count, r);
         break;
     case ARI_REDUCE_SCATTER:

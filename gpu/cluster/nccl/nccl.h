@@ -16,10 +16,10 @@ typedef struct ari_nccl_id {
     char internal[ARI_NCCL_ID_BYTES];
 } ari_nccl_id;
 
-enum { ARI_NCCL_OLDEST = 21400 }; /* the first whose communicators need not block */
+enum { ARI_NCCL_OLDEST = 21400 }; /* the first version with nonblocking communicators */
 
-/* ncclConfig_t as that version has it: a later one reads the members that `size` and `version` promise, and takes its
- * own values for all others. */
+/* ncclConfig_t of that version. A later version reads the members indicated by `size` and `version`, and uses defaults
+ * for the others. */
 typedef struct ari_nccl_config {
     size_t size;
     unsigned magic, version; /* magic: 0xcafebeef */
@@ -38,8 +38,8 @@ enum {
 };
 enum { ARI_NCCL_SUM = 0, ARI_NCCL_MAX = 2, ARI_NCCL_MIN = 3 };
 
-/* X(name without "nccl", arguments). Results are ncclResult_t; communicators and streams are pointers; types and
- * operations are enumerations, whose values are ints. */
+/* X(name without "nccl", arguments). Results are ncclResult_t, communicators and streams are pointers, and types and
+ * operations are enumerations passed as int. */
 #define ARI_NCCL_TABLE(X)                                                                                         \
     X(GetVersion, (int *version))                                                                                 \
     X(GetUniqueId, (ari_nccl_id * id))                                                                            \
@@ -69,7 +69,7 @@ typedef struct ari_nccl {
     /* in a library that stands in for NCCL on the emulated device: names this process's GPU; its streams are
      * ari_nccl_emulated_stream *. NULL: NCCL itself */
     const char *(*emulated_gpu)(void);
-    int version; /* as NCCL gives it: 22809 */
+    int version; /* as NCCL reports it: 22809 */
 } ari_nccl;
 
 struct ar_device;
@@ -79,8 +79,8 @@ typedef struct ari_nccl_emulated_stream {
     struct ar_queue *queue;
 } ari_nccl_emulated_stream;
 
-/** Loads NCCL, which the environment variable ANYRANK_NCCL may name (gpu/library.h). It stays loaded: it cannot be
- *  unloaded. Errors: AR_ERR_UNSUPPORTED, with the loader's reason and what to do. */
+/** Loads NCCL, which the environment variable ANYRANK_NCCL may name (gpu/library.h). It stays loaded, since it cannot
+ *  be unloaded. Errors: AR_ERR_UNSUPPORTED, with the loader's reason and a remedy. */
 AR_NODISCARD ar_status ari_nccl_load(ari_nccl *out);
 /** Lets NCCL copy through buffers of its own between ranks that are threads of this process (NCCL_P2P_DIRECT_DISABLE,
  *  unless it is set) if one of the process's GPUs cannot reach another. Otherwise NCCL reads and writes the ranks' own

@@ -74,7 +74,7 @@ static void abort_all(ari_nccl_world *w)
         if (!c)
             continue;
         if (comm)
-            (void)w->nccl.CommAbort(comm); /* the failure that led here explains more than its result */
+            (void)w->nccl.CommAbort(comm); /* the earlier failure explains more than this result */
         if (!by_force)
             pthread_mutex_unlock(&c->use);
         has_more = true;
@@ -90,7 +90,7 @@ static void world_failed(void *user)
 void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why)
 {
     ari_store_fail(w->store, st, why);
-    take_failure(w); /* the store's thread does so too, perhaps not yet */
+    take_failure(w); /* the store's thread does this too, but maybe not yet */
 }
 
 ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st)
@@ -134,8 +134,8 @@ static ar_status end_call(ari_nccl_world *w, ari_pending *p, uint64_t now_ns, bo
     return AR_OK;
 }
 
-/* `lock` held. Between two looks of the watcher thousands of short calls may come and go: each that comes takes up to
- * two that are done out of the list. What is wrong is left to the watcher. */
+/* Removes finished calls; `lock` is held. Thousands of short calls may come and go between two checks of the watcher,
+ * so each new call removes up to two finished ones. Errors are left to the watcher. */
 static void reap(ari_nccl_world *w, uint64_t now_ns)
 {
     bool is_done = true;
@@ -226,7 +226,7 @@ ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c)
 
 typedef enum look { ALL_WELL, TOO_LATE, BROKEN } look;
 
-/* `lock` held. The calls of one communicator end in their order, so only its oldest is asked about. */
+/* Checks the calls; `lock` is held. The calls of one communicator end in order, so only its oldest is queried. */
 static look look_at_calls(ari_nccl_world *w, uint64_t now_ns)
 {
     for (ari_nccl_comm *c = w->comms; c; c = c->next)
@@ -256,7 +256,7 @@ static look look_for_errors(ari_nccl_world *w, uint64_t now_ns)
     for (ari_nccl_comm *c = w->comms; c; c = c->next) {
         int error = ARI_NCCL_SUCCESS;
         ar_status st = AR_OK;
-        if (pthread_mutex_trylock(&c->use) != 0) /* then the thread that uses it finds the error */
+        if (pthread_mutex_trylock(&c->use) != 0) /* the thread that uses it will find the error */
             continue;
         if (c->comm) {
             const int query_result = w->nccl.CommGetAsyncError(c->comm, &error);
