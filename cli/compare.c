@@ -117,7 +117,7 @@ const ari_args_spec ari_compare_spec = {
 int ari_command_compare(const ari_subcommand *subcommands, int argc, char **argv)
 {
     (void)subcommands;
-    int count = 0; /* of the words before the first -- */
+    int count = 0; /* number of words before the first -- */
     while (count < argc && strcmp(argv[count], "--") != 0)
         count++;
     return ari_args_run(&ari_compare_spec, count, argv);

@@ -146,7 +146,7 @@ static ar_status check_values(const grads_values *v)
 enum { OTHER, REFERENCE, RUNS }; /* the run on --device, and the run on the device of --against */
 
 typedef struct comparison {
-    const char *name[RUNS]; /* of the devices */
+    const char *name[RUNS]; /* names of the devices */
     ar_device_choice device[RUNS];
     char folder[500];     /* folder of the dumps */
     char dump[RUNS][600]; /* "FOLDER/cuda" */

@@ -155,7 +155,7 @@ struct accumulator_out {
         lows[index] = state.low;
     }
 
-    /* Four of them. */
+    /* States of four elements. */
     struct states {
         four<uint8_t> top;
         four<int64_t> high, low;

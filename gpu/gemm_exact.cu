@@ -13,7 +13,7 @@ namespace
 
 const size_t CHUNK = 1024; /* columns that a block of threads combines */
 
-/* Refuses operands that do not belong together. */
+/* Refuses operands whose shapes do not match. */
 ar_status check_pair(const packed &a, const packed &b, const char *label)
 {
     if (a.batch != b.batch || a.k != b.k)

@@ -15,7 +15,7 @@ const size_t PADDED = SIDE + 1; /* row length in shared memory, so that columns 
 
 struct words {
     const uint32_t *data;
-    size_t rows, ld, step; /* in words */
+    size_t rows, ld, step; /* sizes in words */
 
     ARI_ON_GPU uint32_t word(size_t matrix, size_t row, size_t k, size_t k_end) const
     {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Declarations that the files of kernels share. */
+/* Declarations shared by all kernel files. */
 #include "gpu/kernel.h"
 #include "gpu/native.h"
 #include "gpu/profile/profile.h"
@@ -36,7 +36,7 @@ inline ar_device_ops table_of(const char *name)
 
 /* --- the device's own -------------------------------------------------------------------------------------------- */
 
-/* The environment's choice when the device was made. */
+/* Returns the environment's choice at the time when the device was created. */
 ari_imma imma_of(const ar_device *d);
 
 /* Memory for a kernel on one queue, released with the variable. */

@@ -24,7 +24,7 @@ static const char below_python[] = "{lib,local/lib}/python3*/{site,dist}-package
 
 typedef struct search {
     const ari_library *which;
-    void *library;     /* NULL until one could be loaded */
+    void *library;     /* NULL until a library has been loaded */
     char why[300];     /* the loader's message about the last file, or otherwise the first name, that could not be
                           loaded */
     char places[2048]; /* the searched folders, each once, for the message */

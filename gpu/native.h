@@ -45,7 +45,7 @@ ar_status ari_gpu_why_none(const ari_gpu_machine *m);
 typedef enum ari_imma_path {
     ARI_IMMA_16,  /* all 16 products of digits, in 7 sums of equal weight */
     ARI_IMMA_10,  /* 10 products by applying Karatsuba's method twice, in 9 sums */
-    ARI_IMMA_AUTO /* by the number of terms */
+    ARI_IMMA_AUTO /* chosen by the number of terms */
 } ari_imma_path;
 
 #define ARI_IMMA_VARIABLE "ANYRANK_IMMA_PATH"

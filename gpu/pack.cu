@@ -21,7 +21,7 @@ const size_t TERMS = 131056;
  * traffic) and more operand bytes. */
 const size_t TERMS_FOR_TEN = 512;
 
-const size_t ROWS = 32, COLS = 128; /* of a tile */
+const size_t ROWS = 32, COLS = 128; /* rows and columns of a tile */
 const size_t LD = COLS + 4;         /* row length in shared memory: four columns of eight rows are in different banks */
 const size_t GROUP = 16;            /* number of terms that a thread writes at once: 16 bytes of each run */
 
@@ -49,7 +49,7 @@ ARI_ON_GPU four<uint32_t> one_of(bool is_first, const four<uint32_t> &a, const f
              is_first ? a.lane[3] : b.lane[3]}};
 }
 
-/* Digit i of four terms, in one word. */
+/* Returns digit i of four terms in one word. */
 ARI_ON_GPU four<uint32_t> digits_of_four(const four<int32_t> &q)
 {
     four<uint32_t> w = {{0, 0, 0, 0}};
@@ -156,7 +156,7 @@ template <bool TEN, class T> struct pack_tile {
         ARI_SHARED(four<int32_t>, tile, [ROWS * LD / 4]);
         const uint32_t number = static_cast<uint32_t>(b.index), tiles = down * across;
         const uint32_t matrix_index = number / tiles, in_matrix = number % tiles;
-        const size_t first_row = in_matrix / across * ROWS; /* of the source */
+        const size_t first_row = in_matrix / across * ROWS; /* first row in the source */
         const size_t first_col = (k_at / COLS + in_matrix % across) * COLS;
         const T *matrix = x.matrix(matrix_index);
         int32_t *values = reinterpret_cast<int32_t *>(tile);

@@ -15,7 +15,7 @@
 namespace ARI_GPU
 {
 
-const size_t RUNS_16 = 4, RUNS_10 = 10; /* of a block of a row */
+const size_t RUNS_16 = 4, RUNS_10 = 10; /* number of runs in a block of a row */
 
 /* A device's ar_packed. */
 struct packed {
@@ -96,7 +96,7 @@ ARI_ON_GPU inline partial_sum sum_of_10(const int64_t *p)
     const int64_t low = karatsuba(p[1], p[0], p[4]), high = karatsuba(p[3], p[2], p[5]);
     const int64_t cross = p[9] * 16384 + (p[6] + p[7]) * 128 + p[8] - high - low;
     const int64_t rest = cross & 16383;
-    return {high + (cross - rest) / 16384, low + rest * 16384}; /* no remainder */
+    return {high + (cross - rest) / 16384, low + rest * 16384}; /* the division leaves no remainder */
 }
 
 /* The planes of a tile of several matrices: plane `plane` of block `block` lies (block*planes + plane)*step further. */

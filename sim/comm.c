@@ -90,7 +90,7 @@ static ari_sim_comm *member_comm(ari_group *g, int index)
     return sim_of(ari_group_comm(g, index));
 }
 
-/* The world ends now, and the group with it. */
+/* Called when the world, and with it the group, ends. */
 static void leave_split(ari_sim_comm *c)
 {
     if (c->split_group)

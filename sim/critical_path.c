@@ -18,7 +18,7 @@ typedef struct walk {
     ari_arena *arena;
     lane_line *lanes;
     size_t lane;      /* lane on which the path currently is */
-    uint64_t time_ns; /* and when */
+    uint64_t time_ns; /* time at which the path is */
     ari_path_step *steps;
     size_t count, capacity;
 } walk;
@@ -48,7 +48,7 @@ static const stretch *stretch_before(const walk *w, size_t lane, uint64_t ns)
 
 /* --- going back --------------------------------------------------------------------------------------------------- */
 
-/* The path goes back to `begin` on this lane. */
+/* Moves the path back to `begin` on this lane. */
 static ar_status go_back(walk *w, ari_path_kind kind, uint64_t begin, const ari_record *record)
 {
     if (begin >= w->time_ns)

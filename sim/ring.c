@@ -20,7 +20,7 @@ typedef struct ring {
     ari_wire *wire;
     const ari_call *left_call;
     int left_rank, right;
-    ari_reduce kernel; /* of reductions */
+    ari_reduce kernel; /* kernel of reductions */
     bool past_cache;   /* true if the outputs are larger than the cache */
 } ring;
 

@@ -67,7 +67,7 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
-/* Starts every thread and joins them. */
+/* Starts and joins all threads. */
 static ar_status run_threads(rank_run *runs, int ranks)
 {
     start gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, START_WAIT, ari_this_core()};

@@ -37,7 +37,7 @@ void ari_sim_comm_free(ari_sim_comm *c);
 AR_NODISCARD ar_status ari_sim_comm_init(ari_sim_comm *c, const ari_comm_ops *ops, ari_group *g, int index,
                                          const ar_sim_options *options);
 void ari_sim_comm_fini(ari_sim_comm *c);
-/** Member `index` will never come. */
+/** Marks that member `index` will never arrive. */
 void ari_sim_member_drop(ari_group *g, int index);
 /** Reserves memory before a collective, because no member may fail once it is agreed upon. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes);

@@ -15,7 +15,7 @@ size_t ari_sum_piece_count(const ari_sum *s)
     return ARI_WIRE_PIECE_BYTES / s->wire->element;
 }
 
-/* Member first_member + k's input, as it arrives. */
+/* Returns the input of member first_member + k as it arrives. */
 static const void *input(const ari_sum *s, int k, size_t offset, size_t bytes, int place)
 {
     const int n = s->wire->n, i = s->first_member + k < n ? s->first_member + k : s->first_member + k - n;
@@ -59,7 +59,7 @@ bool ari_sum_piece(const ari_sum *s, void *out, size_t offset, size_t count)
 typedef struct slice {
     ari_wire *wire;
     int c;
-    size_t begin, end; /* in bytes */
+    size_t begin, end; /* range in bytes */
     bool past_cache;
 } slice;
 
@@ -107,7 +107,7 @@ static bool move_pieces(const slice *s, size_t begin, size_t end)
 
 /* Moves the data in one call, where memory can be read and written in place. */
 
-enum { CALL_BYTES = 1 << 15 }; /* of the slice, between two looks at the wire */
+enum { CALL_BYTES = 1 << 15 }; /* bytes of a slice between two checks of the wire */
 
 /* Runs the fused kernel as far as it applies and returns the offset at which it stopped. */
 static size_t move_fused(const slice *s, const ari_fused *f, ari_fused_fn kernel, size_t offset)

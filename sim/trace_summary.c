@@ -75,12 +75,12 @@ static uint64_t common(const intervals *a, const intervals *b)
 
 /* Activities of one rank. */
 typedef struct rank_time {
-    ari_arena arena;     /* of the intervals */
-    intervals moves;     /* in collectives, on any lane */
+    ari_arena arena;     /* memory of the intervals */
+    intervals moves;     /* time in collectives, on any lane */
     intervals computes;  /* virtual clock: work on any lane; real clock: the main lane outside of collectives and
                             waits */
     intervals idles;     /* real clock: the main lane in collectives and waits */
-    uint64_t begin, end; /* of the main lane */
+    uint64_t begin, end; /* times of the main lane */
 } rank_time;
 
 static ar_status add_record(rank_time *activity, const ari_trace_view *v, const ari_view_lane *lane,

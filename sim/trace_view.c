@@ -232,7 +232,7 @@ ar_status ari_view_flights(ari_view_flight **out, size_t *count, const ari_trace
             const uint64_t begin = ari_view_begin(v, r) + ari_view_waiting(v, m, r), end = ari_view_end(v, r);
             const int64_t bytes = (int64_t)(r->bytes_read + r->bytes_written);
             const int rank = v->lanes[v->members[k].lane].rank;
-            if (bytes == 0 || end <= begin) /* at once */
+            if (bytes == 0 || end <= begin) /* takes no time */
                 continue;
             list[n++] = (ari_view_flight){begin, rank, bytes};
             list[n++] = (ari_view_flight){end, rank, -bytes};

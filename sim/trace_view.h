@@ -11,7 +11,7 @@
 
 /* One collective, with those of its members that arrived and are in the trace. */
 typedef struct ari_rendezvous {
-    size_t first_member, members; /* in ari_trace_view.members */
+    size_t first_member, members; /* range in ari_trace_view.members */
     uint64_t came_ns;             /* time at which the last member arrived */
     int last_rank;                /* rank of the last member */
     const ari_record *record;     /* record of the first member; all members agree on op, tag, dtype, count, group
@@ -39,7 +39,7 @@ typedef struct ari_trace_view {
     bool cut;
     ari_view_lane *lanes;
     size_t lane_count;
-    ari_rendezvous_member *members; /* by group, sequence number, rank */
+    ari_rendezvous_member *members; /* sorted by group, sequence number and rank */
     size_t member_count;
     ari_rendezvous *rendezvous;
     size_t rendezvous_count;
@@ -65,7 +65,7 @@ void ari_view_ranks(const ari_trace_view *v, const ari_rendezvous *m, char *text
 /* Change of the bytes in flight: the bytes of other ranks' memory that a rank reads and writes in a collective, from
  * the moment when the last rank has arrived until its end. */
 typedef struct ari_view_flight {
-    uint64_t ns; /* from the view's start */
+    uint64_t ns; /* time from the view's start */
     int rank;
     int64_t bytes; /* change of the bytes: positive at the begin, negative at the end */
 } ari_view_flight;
@@ -81,7 +81,7 @@ typedef enum ari_path_kind { ARI_PATH_COMPUTE, ARI_PATH_COMMUNICATION, ARI_PATH_
 typedef struct ari_path_step {
     ari_path_kind kind;
     size_t lane;               /* lane of the view on which it ran */
-    uint64_t begin_ns, end_ns; /* from the view's start */
+    uint64_t begin_ns, end_ns; /* times from the view's start */
     const ari_record *record;  /* record of a collective, otherwise NULL */
 } ari_path_step;
 

@@ -117,7 +117,7 @@ static void ring(timing *t, int first_chunk)
  * that each link's latency counts once and the slowest link determines the rate. */
 static void chain(timing *t, int start, size_t bytes)
 {
-    moment head = t->clock[start], tail = head; /* of the data, at the member before */
+    moment head = t->clock[start], tail = head; /* first and last byte of the data at the preceding member */
     int before = start;
     for (int p = 1; p < t->n; p++) {
         const int r = (start + p) % t->n;

@@ -10,7 +10,7 @@
 typedef struct ari_bug_run {
     const char *fault;
     ari_fault_case fault_case;
-    ar_check_result clean; /* of the case without the fault */
+    ar_check_result clean; /* result of the case without the fault */
     double ratio_clean;    /* in native numerics: the largest ratio to the allowance without the fault */
     ar_check_run faulty;   /* the faulty run, whose error has one line */
     double seconds;

@@ -98,7 +98,7 @@ typedef struct ari_option {
     }
 #define ARI_OPTION_GROUP(table, field) ARI_OPTION_ROW(GROUP, "", field, .group = (table))
 
-/* Operations that the options of a kind share. */
+/* Operations that all options of a kind share. */
 typedef struct ari_kind_ops {
     /* Parses a value and stores it in the option's field. NULL: the option takes no value. Errors: AR_ERR_ARG, with the
      * expected form. */

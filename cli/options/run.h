@@ -177,12 +177,12 @@ typedef struct ari_watch_values {
     const char *trace, *cluster; /* NULL: not given */
 } ari_watch_values;
 
-extern const ari_option ari_watch_options[]; /* of an ari_watch_values */
+extern const ari_option ari_watch_options[]; /* options of an ari_watch_values */
 
 typedef struct ari_watch {
     ari_watch_values values;
     ar_trace *trace; /* NULL: nothing is recorded */
-    bool timed;      /* there is a cluster */
+    bool timed;      /* true if there is a cluster */
     ar_sim_cluster cluster;
 } ari_watch;
 

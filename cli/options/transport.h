@@ -14,7 +14,7 @@ typedef struct ari_transport_values {
     bool share_gpus;
 } ari_transport_values;
 
-extern const ari_option ari_transport_options[]; /* of an ari_transport_values */
+extern const ari_option ari_transport_options[]; /* options of an ari_transport_values */
 
 /** Refuses an option that only threads of one process support if ranks are processes; option NULL: none. Errors:
  *  AR_ERR_ARG. */

@@ -41,7 +41,7 @@ typedef struct flow {
     ari_lint_placed *placed; /* [ledger.operations] */
     flow_row *row;
     size_t rows, room;
-    size_t micro_batches; /* of the rank with most */
+    size_t micro_batches; /* micro-batches of the rank with the most */
     size_t samples;       /* samples of the first of them, over all ranks */
     flow_total total[FLOW_PASSES];
 } flow;
@@ -164,7 +164,7 @@ static double group_bytes(const ari_ledger_call *c)
     }
 }
 
-/* The rank's share of them. */
+/* Returns this rank's share of the group's bytes. */
 static double sent_bytes(const ari_ledger_call *c)
 {
     return c->kind == ARI_SEND ? group_bytes(c) : group_bytes(c) / (double)c->ranks;
@@ -421,7 +421,7 @@ static const char *placement_text(char out[AR_PLACEMENT_TEXT], ar_placement p)
     return out;
 }
 
-/* Placements along the axes of more than one rank. */
+/* Appends placements along the axes that have more than one rank. */
 static void say_type(ari_text *cell, const ari_lint_type *type, const ar_parallel *p)
 {
     char text[AR_PLACEMENT_TEXT];
@@ -612,7 +612,7 @@ static void print_totals(FILE *out, const flow *f)
     }
 }
 
-/* Rows [first_row, end) of one pass. */
+/* Prints rows [first_row, end) of one pass. */
 static ar_status print_pass(FILE *out, const flow *f, size_t first_row, size_t end, bool markdown)
 {
     ari_table table = {.columns = columns, .n = COLUMNS};

@@ -55,7 +55,7 @@ extern const char *const ari_plan_table_names[];
 typedef struct ari_plan_values {
     ari_common common;
     ari_run_values r;
-    bool pipeline, flow, backward, each_layer, markdown; /* of --flow */
+    bool pipeline, flow, backward, each_layer, markdown; /* options of --flow */
     int rank;
     int gpus, table, top, system;
     bool no_flash, hierarchical, shared_links, show_all;
@@ -67,7 +67,7 @@ typedef struct ari_plan_request {
     const ari_plan_values *v;
     ar_config config;
     ari_search search;   /* without progress; given extents, stages and forms are fixed; borrows config */
-    char cluster[200];   /* in words */
+    char cluster[200];   /* description of the cluster */
     const char *machine; /* GPU whose operations are timed by their shapes; NULL: none */
     size_t parameters;
 } ari_plan_request;
@@ -105,7 +105,7 @@ AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base
 enum { ARI_LAYOUT_COLUMNS = ARI_LAYOUT_AXES + 12 };
 size_t ari_layout_columns(ari_column columns[ARI_LAYOUT_COLUMNS], const ar_config *config);
 AR_NODISCARD ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a, const ari_candidate *f);
-/** The number of layouts that a ranking shows. */
+/** Returns the number of layouts that a ranking shows. */
 size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r);
 /** Prints the line that describes what is planned: model, batch, cluster, account. up_to: the number of ranks is a
  *  maximum. */

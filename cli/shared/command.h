@@ -32,7 +32,7 @@ typedef struct ari_common {
 
 /* Exit status, as diff has it. */
 typedef enum ari_exit {
-    ARI_EXIT_SAME = 0,      /* the same, or all well */
+    ARI_EXIT_SAME = 0,      /* the same, or success */
     ARI_EXIT_DIFFERENT = 1, /* a difference, or a failed check */
     ARI_EXIT_USAGE = 2,     /* an error that the caller can correct: options, files, configurations */
     ARI_EXIT_MACHINE = 3    /* the machine failed */

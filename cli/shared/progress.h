@@ -17,8 +17,8 @@ typedef struct ari_progress {
     int fd;            /* file descriptor that a program reads; 0: none */
     bool shown;        /* the line is on the screen */
     int width;         /* columns of the terminal */
-    uint64_t start_ns; /* of the job */
-    uint64_t last_ns;  /* of the last print */
+    uint64_t start_ns; /* start of the job */
+    uint64_t last_ns;  /* time of the last print */
     const char *about; /* prefix of the line, such as "llama-demo: "; NULL: none */
 } ari_progress;
 

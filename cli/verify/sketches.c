@@ -21,7 +21,7 @@ static bool is_factor(const ar_sketch_difference *d)
     return d->factor_left < 0.1 && fabs(d->factor - 1.0) > 1e-9;
 }
 
-/* The blocks and rows in which two tensors differ. */
+/* Prints the blocks and rows in which two tensors differ. */
 static void print_place(FILE *out, const ari_sketch_row *row)
 {
     const ar_sketch_difference *d = &row->d;

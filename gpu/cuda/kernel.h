@@ -23,7 +23,7 @@ ar_status check(cudaError_t e, const char *label);
 /* Checks a launch: AR_ERR_DEVICE if the GPU refused it. */
 ar_status launched(const char *label);
 
-/* A buffer's memory as a kernel sees it. */
+/* Returns a buffer's memory as a pointer for kernels. */
 template <class T> T *dev(ar_buf b)
 {
     return static_cast<T *>(b.ptr);

@@ -121,7 +121,7 @@ ar_status poll_streams(const pool *p, bool *is_done)
     *is_done = e != cudaErrorNotReady;
     if (*is_done)
         return check(e, "work enqueued before");
-    (void)cudaGetLastError(); /* no error */
+    (void)cudaGetLastError(); /* clears the status, which is no error */
     return AR_OK;
 }
 

@@ -26,7 +26,7 @@ struct stream {
     ari_stream base; /* must be the first field, since an ari_stream * points to it */
     cudaStream_t handle;
     pool_stream in_pool;
-    bool in_use; /* by a queue */
+    bool in_use; /* true if a queue uses it */
     stream *next;
 };
 
@@ -118,7 +118,7 @@ ar_status mark_poll(const ari_mark *m, bool *is_done)
     const cudaError_t e = cudaEventQuery(reinterpret_cast<const mark *>(m)->event);
     *is_done = e == cudaSuccess;
     if (e == cudaErrorNotReady) {
-        (void)cudaGetLastError(); /* no error */
+        (void)cudaGetLastError(); /* clears the status, which is no error */
         return AR_OK;
     }
     return check(e, "work enqueued before");
@@ -355,7 +355,7 @@ static void find_sticky(const cuda_device *d)
         if (ari_gpu_error_is_sticky(e))
             (void)check(e, "work enqueued before");
     }
-    (void)cudaGetLastError(); /* not ready is no error */
+    (void)cudaGetLastError(); /* clears "not ready", which is no error */
 }
 
 void destroy(ar_device *base)

@@ -98,7 +98,7 @@ ARI_HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_
     sum[3] = s3;
 }
 
-/* A product as a stream does it. */
+/* Arguments of a product as a stream runs it. */
 struct int8_call {
     blas_shape s;
     size_t ld, step; /* of the result */

@@ -48,7 +48,7 @@ template <class T> ar_status submit(ar_queue *q, const T &call)
 /* The host's address of the device's memory, which only kernels know. NULL stays NULL. */
 void *reach(const void *device_address);
 
-/* A buffer's memory as a kernel sees it. */
+/* Returns a buffer's memory as a pointer for kernels. */
 template <class T> T *dev(ar_buf b)
 {
     return static_cast<T *>(reach(b.ptr));
@@ -174,7 +174,7 @@ inline thread_local bool faulted = false;
 
 inline void fault()
 {
-    __atomic_store_n(&faulted, true, __ATOMIC_RELAXED); /* by several threads of a block */
+    __atomic_store_n(&faulted, true, __ATOMIC_RELAXED); /* several threads of a block may write it */
 }
 /* A GPU fails at unaligned addresses. Copied by bytes, because the compiler could otherwise assume that every address
  * is aligned. */
@@ -205,7 +205,7 @@ template <class F> struct elements {
     F f;
     size_t n;
     order runs;
-    unsigned threads; /* of a block */
+    unsigned threads; /* threads of a block */
 
     /* Runs one thread of a team, for ThreadSanitizer, which checks that threads write separate elements. */
     static void run_team(const void *arg, team *t)
@@ -232,7 +232,7 @@ template <class F> struct blocks {
     F f;
     size_t n;
     order runs;
-    unsigned threads; /* of a block */
+    unsigned threads; /* threads of a block */
 
     /* Runs one thread of a team: all blocks in order. */
     static void run_team(const void *arg, team *t)

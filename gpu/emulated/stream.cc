@@ -38,7 +38,7 @@ struct alignas(16) task {
 
 struct stream {
     ari_stream base; /* must be the first field, since an ari_stream * points to it */
-    stream *next;    /* of the process */
+    stream *next;    /* next stream of the process */
     task *head, **tail;
     chunk *freed;     /* memory that the tasks will free, the newest first */
     bool early;       /* chosen to run before it is waited for */
@@ -64,7 +64,7 @@ const size_t LOOK_EVERY = 1000;
 struct machine {
     pthread_mutex_t
         lock;    /* guards everything before `failed`, the streams, their tasks and points; held while a task runs */
-    policy runs; /* not changed while there are streams */
+    policy runs; /* constant while streams exist */
     uint64_t random;
     stream *streams;
     ar_status failed;       /* sticky error; may be read at any time */
@@ -171,7 +171,7 @@ ar_status reached_point(stream *s, point **result)
     return AR_OK;
 }
 
-/* A task that does nothing, as a point. */
+/* Appends a task that does nothing, as a point. */
 ar_status append_point(stream *s, point **borrows)
 {
     task *t = nullptr;

@@ -117,7 +117,7 @@ static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, a
     return AR_OK;
 }
 
-/* An empty operand that ends with the step. */
+/* Creates an empty operand that ends with the step. */
 static ar_status step_operand(ar_ctx *ctx, ar_operand **out)
 {
     AR_TRY(ari_alloc_zero((void **)out, 1, sizeof **out, "an operand"));

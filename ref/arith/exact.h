@@ -15,7 +15,7 @@ struct ar_operand {
     bool is_cached;               /* true if a parameter's cache owns it; c and e are then separate device memory */
     struct ar_param_cache *cache; /* the cache; NULL: none */
     bool part;                    /* true for a part of another operand, which owns c and e */
-    bool narrow;                  /* of 15 bits */
+    bool narrow;                  /* true for operands of 15 bits */
     size_t counted;               /* bytes of `packed` in the step's memory; 0: cached */
 };
 

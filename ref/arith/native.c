@@ -20,7 +20,7 @@ struct ar_param_grad {
 struct ar_operand {
     ari_extents x;
     ar_parts parts; /* views of the caller's memory; valid during the step */
-    bool part;      /* of another operand */
+    bool part;      /* true for a part of another operand */
 };
 
 struct ar_sum {

@@ -119,7 +119,7 @@ static ar_status check_masks(const ar_config *c, const ar_batch *batch)
     return AR_OK;
 }
 
-/* Ranges of the optimizer's own numbers are ari_optimizer_check's. */
+/* Checks training options; ari_optimizer_check checks the optimizer's ranges. */
 static ar_status check_training(const ar_baseline_options *o)
 {
     const ar_optimizer_kind kind = o->optimizer.kind;

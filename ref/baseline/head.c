@@ -56,7 +56,7 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
             model->dx[i] = run->c->pads && model->ids[i / h] == run->c->pad_id ? 0.0 : scaled(run, model->dx[i]);
         terms[k] = (ari_bl_terms){
             .values = model->dx, .row_of = model->ids, .stream = true, .next = k < run->c->mtp ? &terms[k + 1] : NULL};
-        if (run->names->head != NULL && run->c->tied) { /* all uses into the same sums */
+        if (run->names->head != NULL && run->c->tied) { /* all uses of a tied matrix are added to the same sums */
             terms[k].stream = false;
             terms[k].dy = model->dlogits;
             terms[k].ld = run->c->vocab;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loss as a function of one weight. */
+/* Computes the loss as a function of one weight. */
 #include "ref/baseline/perturb.h"
 
 #include <string.h>
@@ -35,7 +35,7 @@ static ar_status load(trial *t)
     ari_bl_run *run = &t->run;
     const size_t layers = run->c->layers;
     double loss;
-    AR_TRY(ari_bl_training_open(run)); /* for the list of names */
+    AR_TRY(ari_bl_training_open(run)); /* creates the list of names */
     AR_TRY(ari_bl_load_model(run, &t->model));
     AR_TRY(ari_bl_take_buffers(run, &t->model));
     t->input = ari_bl_take(run, layers + 1, 1, sizeof *t->input);

@@ -22,7 +22,7 @@ static void choose(size_t *expert, const double *z, size_t n, size_t k)
         }
         expert[j] = best_index;
     }
-    for (size_t j = 1; j < k; j++) /* by insertion */
+    for (size_t j = 1; j < k; j++) /* insertion sort */
         for (size_t pos = j; pos > 0 && expert[pos - 1] > expert[pos]; pos--) {
             const size_t larger = expert[pos - 1];
             expert[pos - 1] = expert[pos];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of a run, the one rounding, and emission. */
+/* Memory of a run, rounding, and emission. */
 #include "ref/baseline/run.h"
 
 #include <stdio.h>

@@ -53,7 +53,7 @@ typedef struct ari_bl_training ari_bl_training;
 typedef struct ari_bl_run {
     const ar_config *c;
     const ar_baseline_options *o;
-    const ar_batch *batch; /* of this step */
+    const ar_batch *batch; /* the batch of this step */
     const ari_bl_names *names;
     uint32_t step;             /* step number from 1, which dropout's masks depend on */
     ari_bl_noise *noise;       /* NULL: no noise */
@@ -207,7 +207,7 @@ double ari_bl_row_sum_below(const ari_bl_run *run, const double *x, size_t n, in
 typedef struct ari_bl_sums {
     const ari_bl_run *run;
     size_t n;       /* sums */
-    int place;      /* of the additions' roundings */
+    int place;      /* position among the roundings of the additions */
     int bits;       /* exact mode: bits of a slice of |v|*2^149 */
     int64_t *slice; /* [slices, n] sums of each slice, with v's sign */
     int64_t *top;   /* exact mode: the highest slice that was nonzero in any value; NONFINITE_TOP: some value was NaN
@@ -315,12 +315,12 @@ typedef struct ari_bl_trained {
     size_t row, col;
     double *gradient, *m, *v; /* row-major in that shape; m and v are NULL if the optimizer has no such moments */
     double *master;           /* row-major in that shape: the updated value if the weight is its bf16 copy; else NULL */
-    double lr, weight_decay;  /* of this step */
+    double lr, weight_decay;  /* values in this step */
     bool matrix;              /* true if Muon updates it: a linear layer's weight, but not a router or a shared
                                  expert's gate */
     int blocks;               /* Muon: number of these outputs that form a matrix each; 0: all form one matrix */
     size_t block[3];
-    bool frozen;         /* in this step */
+    bool frozen;         /* true if frozen in this step */
     double *largest;     /* for QK-Clip: logits of the layer that has these outputs of q | k | v, */
     size_t first_output; /* from this output on; NULL: the parameter is not clipped */
     int64_t *tokens;     /* [rows] for a router's bias, tokens of each expert in the step; otherwise NULL */
@@ -561,5 +561,5 @@ AR_NODISCARD ar_status ari_bl_logits(ari_bl_run *run, ari_bl_model *m, double *l
 AR_NODISCARD ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss);
 /** Computes dx [tokens, h] of m->head_x and emits it. */
 AR_NODISCARD ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *dx);
-/** The untied head's gradient, of all its uses. */
+/** Computes the untied head's gradient over all its uses. */
 AR_NODISCARD ar_status ari_bl_head_gradient(ari_bl_run *run, const ari_bl_model *m);

@@ -153,7 +153,7 @@ typedef struct gradient {
     const ari_bl_terms *terms;
     double *value;
     size_t rows, cols;
-    ari_bl_product *product; /* in the order of the terms */
+    ari_bl_product *product; /* products in the order of the terms */
 } gradient;
 
 /* With errors: rounds a sum to its storage format if that is not the fp32 in which it was added up. */

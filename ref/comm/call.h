@@ -32,10 +32,10 @@ typedef enum ari_buffer_extent {
 } ari_buffer_extent;
 
 typedef struct ari_kind_row {
-    const char *name; /* in reports */
+    const char *name; /* name in reports */
     ari_buffer_extent input, out;
     bool from_root; /* only the root has an input, in the buffer that is every rank's output */
-    bool combines;  /* with an operation */
+    bool combines;  /* true for kinds with a reduction operation */
     bool has_peer;
     bool ring; /* uses a ring; not for data that differs for each pair, which a ring would only move more often */
 } ari_kind_row;

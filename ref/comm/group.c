@@ -81,7 +81,7 @@ ar_comm *ari_group_comm(const ari_group *g, int index)
     return g->slot[index].comm;
 }
 
-/* An insertion into a list that is sorted already. */
+/* Inserts into a sorted list. */
 int ari_group_members_of(const ari_group *g, int color, int *members)
 {
     int n = 0;

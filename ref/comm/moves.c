@@ -172,7 +172,7 @@ ar_status ari_scratch_reserve(void **scratch, size_t *capacity, size_t bytes, co
  * is copied up afterwards. */
 
 typedef struct staged {
-    ari_call call; /* with buffers of the host */
+    ari_call call; /* the call with host buffers */
     ar_device *device;
     ar_p2p pair[2];           /* input and output of a call that is not a batch */
     const ar_p2p *device_ops; /* [n] operations with device buffers */

@@ -29,15 +29,15 @@ typedef struct ari_parts {
 ari_parts ari_parts_of(const ari_call *call, int rank, int n, bool sends);
 /** Returns false if there are no more parts. */
 bool ari_next_part(ari_parts *s, ari_part *part);
-/** Elements that the call of `rank` sends to `peer`. */
+/** Returns the number of elements that the call of `rank` sends to `peer`. */
 size_t ari_sent_count(const ari_call *call, int rank, int peer);
 
 /* A transfer to one rank, with both of its ends. */
 typedef struct ari_move {
     int peer;
     ar_buf dst;
-    ar_cbuf src;  /* in the memory of `peer` */
-    size_t start; /* of `src`, in the input of `peer` */
+    ar_cbuf src;  /* address in the memory of `peer` */
+    size_t start; /* start of `src` in the input of `peer` */
     size_t count;
 } ari_move;
 

@@ -254,7 +254,7 @@ typedef struct inner_wait {
     uint64_t progress, since_ns; /* progress of all members, and the time of its last change; 0: not read yet */
 } inner_wait;
 
-/* A report may come this much after the timeout. */
+/* Longest delay of a report after the timeout. */
 #define LONGEST_POLL_NS ((uint64_t)25000000)
 
 static uint64_t poll_ns(const ari_world *w)
@@ -274,7 +274,7 @@ static uint64_t all_have_left(const ari_member *m)
     return (m->leaves + 1) * (uint64_t)m->group->n;
 }
 
-/* A number that grows with whatever any member does. */
+/* Returns a number that grows whenever any member makes progress. */
 static uint64_t progress_of(const ari_group *g)
 {
     uint64_t sum = atomic_load(&g->leaves);
@@ -644,7 +644,7 @@ static void begin_record(ari_member *m, const ar_comm *c, const ari_call *call)
                              .bytes_written = atomic_load_explicit(&c->moved.written, memory_order_relaxed)};
 }
 
-/* When the collective may end by the real clock. */
+/* Returns when the collective may end on the real clock. */
 static uint64_t paced_end(const ari_member *m)
 {
     const ari_group *g = m->group;

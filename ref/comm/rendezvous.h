@@ -28,7 +28,7 @@ typedef struct ari_group ari_group;
 typedef struct ari_rank_row {
     char current[96]; /* the collective in which the rank was */
     char group[32];   /* ranks of the group; "" if the rank was in no collective */
-    double waiting_s; /* seconds since the rank had entered it */
+    double waiting_s; /* seconds since the rank had entered the collective */
 } ari_rank_row;
 
 /* A rank's activity when the world failed. */
@@ -74,7 +74,7 @@ enum { ARI_TAG_BYTES = 72 };
 typedef struct ari_activity {
     ari_kind kind;
     const ari_group *group; /* NULL: no group */
-    uint64_t seq;           /* in the group */
+    uint64_t seq;           /* number of the collective in the group */
     uint64_t since_ns;
     char tag[ARI_TAG_BYTES];           /* a copy, since the call's tag may be gone when a report is written */
     struct ari_activity *next, **link; /* next in the rank's list, the oldest first; link: the pointer to this
@@ -84,8 +84,8 @@ typedef struct ari_activity {
 /* One member of a group. Used by one thread at a time. It must not move between init and fini. */
 typedef struct ari_member {
     ari_group *group;
-    int index;             /* in the group */
-    int rank;              /* in the world */
+    int index;             /* rank in the group */
+    int rank;              /* rank in the world */
     uint64_t seq;          /* collectives entered */
     uint64_t leaves;       /* how many of these ended in ari_member_leave */
     atomic_int busy;       /* 1 during a call, to detect use by two threads */
@@ -98,7 +98,7 @@ typedef struct ari_member {
 AR_NODISCARD ar_status ari_group_create(ari_group **out, ari_world *w, const int *ranks, int n);
 int ari_group_size(const ari_group *g);
 ari_world *ari_group_world(const ari_group *g);
-int ari_group_rank(const ari_group *g, int index); /* in the world */
+int ari_group_rank(const ari_group *g, int index); /* Returns a member's rank in the world. */
 /** Returns the call of member `index` with its communicator. Valid between that member's enter and leave. */
 const ari_call *ari_group_call(const ari_group *g, int index);
 ar_comm *ari_group_comm(const ari_group *g, int index);

@@ -27,8 +27,8 @@ typedef struct ari_rank_state {
     ari_activity *activities, **now_end;
     ari_activity last_finished; /* without a group: no activity */
     uint64_t idle_since_ns;
-    /* not guarded */
-    _Atomic uint64_t number; /* of collectives, over all groups */
+    /* the following field is not guarded */
+    _Atomic uint64_t number; /* number of collectives, over all groups */
     atomic_int hold_count;   /* threads in ari_member_hold */
     _Atomic(ari_return) returned;
 } ari_rank_state;
@@ -84,7 +84,7 @@ typedef struct ari_slot {
                                                   time */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
     _Atomic uint64_t pulses;                               /* counts from the beginning of the group, never reset */
-    ari_post post[2];                                      /* by parity of the sequence number */
+    ari_post post[2];                                      /* indexed by the parity of the sequence number */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t turned_back; /* the last posted call from which the member withdrew */
     ari_post_data *data;                                   /* [2] data of the posts; NULL before the first */
 } ari_slot;

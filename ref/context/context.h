@@ -35,7 +35,7 @@ typedef struct ari_owned {
     ari_use use;                              /* value of ar_ctx.use at allocation */
     void (*destroy)(ar_ctx *c, void *object); /* NULL: buf is device memory */
     int life;                                 /* value of ar_ctx.life at allocation */
-    int holds;                                /* of ari_step_hold */
+    int holds;                                /* number of ari_step_hold calls in effect */
     bool ended;                               /* true if it was released while still in use */
 } ari_owned;
 
@@ -99,14 +99,14 @@ struct ar_ctx {
     ari_neighbour transfer[ARI_TRANSFERS]; /* for the pipeline; owned */
     bool has_transfers;                    /* true once they have been created */
     bool sp, keep_gathered;
-    int overlap; /* at least 1 */
+    int overlap; /* number of chunks, at least 1 */
     ar_recomputation recompute;
     double dropout;
     ar_loss_options loss;
     double loss_scale;              /* 1: no scaling */
-    ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
+    ar_dtype activations, matrices; /* dtypes of new activations, and of two-dimensional parameters */
     size_t layers;                  /* number of layers of the model created last; 0: none */
-    ari_routed routed;              /* by this rank */
+    ari_routed routed;              /* traffic of experts by this rank */
     const ari_known_routes *routes; /* routes for a device without contents; NULL: experts in turn. Borrowed */
     uint64_t seed;
     uint32_t step;
@@ -136,7 +136,7 @@ struct ar_ctx {
     ari_owned owned;               /* head of a circular list of everything that ends with the step, the newest first */
     size_t bytes_now, bytes_peak;
     ari_use use;             /* use of the step's current input */
-    size_t stored[ARI_USES]; /* when ari_step_stored last raised something */
+    size_t stored[ARI_USES]; /* bytes by purpose when ari_step_stored last raised a maximum */
 };
 
 /** Return the ranks that hold a parameter's copies and reduce its gradient; among them those that shard it; and those
@@ -170,7 +170,7 @@ static inline void ari_ctx_free(ar_ctx *c, ar_buf b)
 {
     ARI_KERNEL(c, free, b);
 }
-/** Device memory that ends with the step. */
+/** Allocates device memory that ends with the step. */
 AR_NODISCARD ar_status ari_step_alloc(ar_ctx *c, ar_buf *out, size_t bytes);
 void ari_step_free(ar_ctx *c, ar_buf b);
 /** Adds device memory that objects of the step allocate and release themselves to the count. */

@@ -73,7 +73,7 @@ extern const ari_layout_axis ari_layout_axes[ARI_LAYOUT_AXES];
 /** Returns extent i of a layout as given: 0 if it was not. */
 int ari_layout_as_given(const ar_parallel *p, int i);
 void ari_layout_set(ar_parallel *p, int i, int extent);
-/** Ranks along it, at least 1. */
+/** Returns the number of ranks along the axis, at least 1. */
 int ari_layout_extent(const ar_parallel *p, int i);
 
 /** Returns true if an extent, or a further split of an extent or of a rank's work, is negative. */

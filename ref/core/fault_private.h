@@ -16,7 +16,7 @@ extern const size_t ari_fault_count;
 
 /** The effect of a known fault in one line of English. Static storage. */
 const char *ari_fault_text(const char *fault);
-/** True if `fault` is the one of this name. */
+/** Returns true if `fault` is the fault with this name. */
 bool ari_fault_is(const char *fault, const char *name);
 /** AR_OK for a fault of the table and for NULL, else AR_ERR_NOT_FOUND, naming the nearest. */
 AR_NODISCARD ar_status ari_fault_known(const char *fault);

@@ -22,7 +22,7 @@
 #define ARI_SIMD
 #endif
 
-/* A floating-point value as its bits, and back. */
+/* Convert a floating-point value to its bits, and back. */
 
 ARI_FN uint32_t ari_bits32(float x)
 {

@@ -38,7 +38,7 @@ double ari_rates_product(const ari_rates *r, const ari_gpu_product *p);
 typedef struct ari_gpu_scores {
     double flops, positions, head; /* positions: queries of a kernel; head: features of a head */
     bool backward;
-    bool older; /* by flash attention of before 2024 */
+    bool older; /* true for flash attention from before 2024 */
 } ari_gpu_scores;
 double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s);
 /** Returns the seconds of a kernel that moves this many bytes through memory. */

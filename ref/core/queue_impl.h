@@ -89,7 +89,7 @@ typedef struct ari_outcome {
 } ari_outcome;
 /** st, with this thread's message. */
 ari_outcome ari_outcome_of(ar_status st);
-/** The status, whose message becomes this thread's. */
+/** Returns the status, and makes its message this thread's message. */
 ar_status ari_outcome_status(const ari_outcome *o);
 
 /* Failure that may come from outside of a queue at any time and ends the work in progress on its stream, such as the

@@ -12,7 +12,7 @@ AR_BEGIN_DECLS
  *  runs in that thread with a separate inline queue, so that kernels and collectives can follow each other there.
  *  Errors: as ar_queue_host. */
 AR_NODISCARD ar_status ari_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *queue), void *arg);
-/** The name it was created with. */
+/** Returns the name given at creation. */
 const char *ari_queue_name(const ar_queue *q);
 
 AR_END_DECLS

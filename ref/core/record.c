@@ -239,7 +239,7 @@ void ari_record_transfer(ari_moment since, int src_rank, uint64_t bytes)
     ari_record_add(l->recording, &transfer, "");
 }
 
-/* Small products take less than a nanosecond each, and there are many of them. */
+/* Adds work to a lane's virtual clock. Small products take less than a nanosecond each, and there are many of them. */
 static void work(ari_lane *l, double seconds, double flops)
 {
     const double exact_ns = seconds * 1e9 + l->virtual_rest;

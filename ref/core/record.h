@@ -21,7 +21,7 @@ typedef struct ari_record {
     uint32_t depth;            /* number of spans open when the record began */
     uint32_t order;            /* order in which the lane's records began; a transfer has its collective's number */
     bool broken;               /* collective: an error ended it; some members may never have arrived */
-    uint64_t begin_ns, end_ns; /* of the monotonic clock */
+    uint64_t begin_ns, end_ns; /* times of the monotonic clock */
     uint64_t virtual_begin_ns, virtual_end_ns;
     const char *name; /* span: its name; collective: its tag; wait: the lane's name; otherwise "". Owned by the trace */
     double flops;     /* work */
@@ -33,7 +33,7 @@ typedef struct ari_record {
     size_t count;                       /* number of elements of the call; for a call with counts, of all ranks
                                            together */
     uint64_t group, seq;                /* number of the group in the world, and of the collective in the group */
-    int ranks;                          /* of the group */
+    int ranks;                          /* number of ranks in the group */
     int last_rank;                      /* world rank of the last member to arrive on the real clock */
     int virtual_last;                   /* the same on the virtual clock */
     int virtual_from;                   /* world rank of the member whose arrival determined virtual_end_ns */

@@ -18,7 +18,7 @@ typedef enum ari_role {
     ARI_TOKENS_NORM,
     ARI_ENTERED_NORM,
     ARI_JOINED,
-    ARI_NORM1, /* before attention */
+    ARI_NORM1, /* norm before attention */
     /* Latent attention: to low ranks, norms, from low ranks to heads. */
     ARI_Q_A,
     ARI_KV_A,
@@ -48,8 +48,8 @@ typedef enum ari_role {
     ARI_OUT_DROPPED,
     ARI_ATTENTION,
     ARI_ATTENTION_NORM, /* norm of the attention's output before the residual is added */
-    ARI_ATTENTION_SUM,  /* with the residual */
-    ARI_NORM2,          /* before the MLP */
+    ARI_ATTENTION_SUM,  /* sum with the residual */
+    ARI_NORM2,          /* norm before the MLP */
     ARI_FIRST,          /* first layer of an MLP that is not gated */
     ARI_FIRST_SUM,      /* x W^T + b, before the activation */
     ARI_GATE_UP,        /* gate | up in one parameter */
@@ -63,9 +63,9 @@ typedef enum ari_role {
     /* Experts in place of an MLP. Each of an expert's three parts exists once per expert. */
     ARI_ROUTER,
     ARI_ROUTER_BIAS,   /* bias for choosing experts, without a gradient */
-    ARI_CHOSEN,        /* their numbers */
+    ARI_CHOSEN,        /* numbers of the chosen experts */
     ARI_ROUTES,        /* the weights of a token's experts */
-    ARI_ROUTER_LOGITS, /* their gradient */
+    ARI_ROUTER_LOGITS, /* the logits' gradient */
     ARI_EXPERT_GATE,
     ARI_EXPERT_UP,
     ARI_EXPERT_DOWN,

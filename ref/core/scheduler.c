@@ -78,7 +78,7 @@ ar_status ari_scheduler_create(ari_scheduler **out, uint64_t seed)
     return AR_OK;
 }
 
-/* `lock` held, and given back. */
+/* Releases the turn; `lock` is held on entry and released. */
 static void release_turn(ari_scheduler *s)
 {
     const bool is_last = --s->holders == 0;

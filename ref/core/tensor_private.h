@@ -27,7 +27,7 @@ AR_NODISCARD ar_status ari_part_check(const ar_part *p, size_t batch, size_t row
 /** Returns that part of a tensor as a view of three dimensions. The tensor's last two dimensions are rows and columns,
  *  and its matrices are equally spaced. */
 ar_tensor ari_tensor_part(const ar_tensor *t, const ar_part *p);
-/** The whole tensor, as replica `replica` of `replicas`. */
+/** Describes the whole tensor as replica `replica` of `replicas`. */
 AR_NODISCARD ar_status ari_layout_replicate(ar_layout *o, int ndim, const size_t *shape, int replica, int replicas);
 /** Does the same as ar_layout_shard with parts of ceil(n/parts), of which the last ones are shorter or empty. */
 AR_NODISCARD ar_status ari_layout_shard_uneven(ar_layout *o, int ndim, const size_t *shape, int dim, int part,

@@ -81,7 +81,7 @@ bool ari_natural(uint64_t *out, const char *text, const char **end);
  *  least 2); for "did you mean". Borrows. */
 const char *ari_nearest(const char *word, const char *const *candidates, size_t n);
 
-/** "0-3, 8" of ascending or other ranks. */
+/** Writes ranks as "0-3, 8"; they need not be ascending. */
 void ari_ranks_describe(const int *ranks, int n, char *text, size_t size);
 
 /** Writes `text` for a message to `out`: at most cap - 1 bytes, with '?' for control characters and invalid UTF-8,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An instance of the CPU device, and its memory. */
+/* An instance of the CPU device and its memory. */
 #pragma once
 
 #include <pthread.h>

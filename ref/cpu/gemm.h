@@ -17,7 +17,7 @@ struct ar_packed {
     size_t batch, rows, k;
     size_t ld, step; /* distance from one row to the next, and from one matrix to the next */
     void *q;
-    bool part; /* of another's memory */
+    bool part; /* true for part of another operand's memory */
     bool narrow;
 };
 
@@ -54,7 +54,7 @@ typedef struct ari_shifts {
 
 /* Tiling of an [m, n] result, and the memory that a thread needs for one tile. Sizes are in elements. */
 typedef struct ari_tile_plan {
-    size_t tile_rows, tile_cols; /* of a full tile */
+    size_t tile_rows, tile_cols; /* size of a full tile */
     size_t down, across;         /* tiles */
     size_t slice;                /* length along K that is packed at a time; set by the kernel */
     size_t path;                 /* 8-byte words of the kernel's workspace, a multiple of 8; set by the kernel */
@@ -63,7 +63,7 @@ typedef struct ari_tile_plan {
     size_t panels; /* panels of a right matrix that is packed before the tiles, col_step rows each */
     size_t panel;  /* words of one panel, set by the path; 0: no panels */
     size_t row;    /* words for rounded values of accumulated products, which are not part of a result */
-    bool narrow;   /* of operands of 15 bits */
+    bool narrow;   /* true for operands of 15 bits */
     bool direct;   /* true if `sum` should round like round_row; a kernel that does not support it clears this */
     bool parts;    /* true if sums are kept for part of the tile at a time; set by the kernel */
     size_t total;  /* 8-byte words per thread */
@@ -91,10 +91,10 @@ typedef struct ari_tile {
 
 typedef struct ari_exact_path {
     const char *name;        /* name as in ANYRANK_EXACT_PATH */
-    const char *requirement; /* of the processor, in words */
+    const char *requirement; /* required processor features in words */
     bool (*supported)(void); /* returns whether this processor supports it and the operating system saves its
                                 registers */
-    size_t rows, cols;       /* of the largest tile */
+    size_t rows, cols;       /* size of the largest tile */
     size_t col_step;         /* tile columns are multiples of this, tile rows multiples of 8 */
     size_t terms;            /* longest sum that `sum` computes and round_row accepts */
     size_t least_terms;      /* shorter sums are computed by another path if the processor has one */

@@ -93,7 +93,7 @@ ARI_SIMD void ari_sums_to_limbs(int64_t *restrict s, const int64_t *restrict sum
 {
     for (size_t j = 0; j < n; j++) {
         const int64_t low = sums[j] & 0xffffffff;
-        const int64_t high = (sums[j] - low) / 4294967296; /* no remainder */
+        const int64_t high = (sums[j] - low) / 4294967296; /* the division leaves no remainder */
         s[2 * j] = ari_add64(add ? s[2 * j] : 0, high);
         s[2 * j + 1] = ari_add64(add ? s[2 * j + 1] : 0, low);
     }
@@ -196,7 +196,7 @@ static bool leaves_threads_idle(size_t tiles, size_t threads)
     return tiles < 4 * threads && tiles % threads != 0;
 }
 
-/* Factors of columns, for whole panels. */
+/* Returns the number of column factors, padded to whole panels. */
 static size_t scales_of(const ari_exact_path *path, const ari_tile_plan *p)
 {
     return ari_round_up(p->tile_cols, path->col_step);
@@ -254,7 +254,7 @@ static ari_tile tile_of(const ari_exact_path *path, const ari_tile_plan *p, cons
     return t;
 }
 
-/* Refuses operands that do not belong together. */
+/* Refuses operands whose shapes do not match. */
 static ar_status check_pair(const ar_packed *a, const ar_packed *b, const char *label)
 {
     if (a->narrow != b->narrow)

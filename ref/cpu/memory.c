@@ -180,7 +180,7 @@ static ar_status convert(const ar_device *d, const ar_tensor *dst, const ar_tens
     return AR_OK;
 }
 
-/* True if a copy between these dtypes converts. */
+/* Returns true if a copy between these dtypes has to convert. */
 static bool converts(ar_dtype dst_dtype, ar_dtype src_dtype)
 {
     return (dst_dtype == AR_F32 && src_dtype == AR_BF16) || (dst_dtype == AR_BF16 && src_dtype == AR_F32);

@@ -84,7 +84,7 @@ typedef struct groups {
     ptrdiff_t base_offset;
     size_t along; /* elements of a group */
     ptrdiff_t group_stride, along_stride;
-    bool narrow; /* of an operand of 15 bits */
+    bool narrow; /* true for an operand of 15 bits */
 } groups;
 
 /* Returns true if groups are read side by side, one element of each at a time; false if they are read one after the
@@ -397,7 +397,7 @@ typedef struct pack_job {
     ptrdiff_t base_offset; /* index of the matrix's first element */
     ptrdiff_t row_stride, col_stride;
     bool narrow;      /* the destination */
-    ari_shifts scale; /* of [cols] */
+    ari_shifts scale; /* [cols] factors */
     const int32_t *e; /* [rows] */
 } pack_job;
 

@@ -8,7 +8,7 @@
 
 /* Header in front of every buffer, which records its size for when it is freed. */
 struct ari_block {
-    size_t bytes;     /* with this header, a multiple of ALIGNMENT */
+    size_t bytes;     /* size including this header, a multiple of ALIGNMENT */
     size_t requested; /* size that the user requested */
 };
 
@@ -16,7 +16,7 @@ struct ari_block {
 /* Size from which glibc asks the kernel for pages; below it, glibc's free lists are as fast as these. */
 #define LARGE ((size_t)1 << 17)
 
-/* Sanitizers shall see every buffer come and go. */
+/* With a sanitizer nothing is kept, so that it sees every allocation and release. */
 #if defined(ARI_SANITIZED)
 #define KEEP 0
 #else

@@ -87,7 +87,7 @@ static inline ari_stored_run ari_stored_gather(const ar_tensor *t, ptrdiff_t off
 
 /* --- matrices ----------------------------------------------------------------------------------------------------- */
 
-/** Matrix `matrix` of the batch that t is. */
+/** Returns matrix `matrix` of the batch t as a view. */
 ar_tensor ari_matrix_view(const ar_tensor *t, size_t matrix);
 /** Computes y = x element by element for matrices of one shape with any strides, each F32 or BF16. No overlap. */
 void ari_convert(const ar_tensor *y, const ar_tensor *x);

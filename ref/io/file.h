@@ -55,7 +55,7 @@ AR_NODISCARD ar_status ari_file_write(const char *path, const void *data, size_t
 /* Files and folders of other programs that look like the requested one but have a different format. They are recognised
  * by content and refused by their format's name, with the lines of Python that convert them. */
 
-/* Purpose for which a file was opened. */
+/* The purpose for which a file was opened. */
 typedef enum ari_requested {
     ARI_WANT_TENSORS, /* a safetensors file */
     ARI_WANT_TOKENS,  /* bytes, u16 or u32, contiguous */

@@ -77,7 +77,7 @@ AR_NODISCARD ar_status ari_json_string_or(const ari_json_at *at, const char *key
 
 /* --- JSON Lines (jsonl.c) ----------------------------------------------------------------------------------------- */
 
-/* Documents one after another. */
+/* Consecutive documents. */
 typedef struct ari_documents {
     int32_t *token; /* [tokens] */
     size_t *end;    /* [documents] end of each document's tokens; ascending, and the last is `tokens` */

@@ -26,7 +26,7 @@ typedef struct ari_st_item {
 
 /* Contents of a header. */
 typedef struct ari_st_header {
-    ari_st_item *items; /* in the order of the header */
+    ari_st_item *items; /* items in the order of the header */
     size_t n, cap;
     ari_st_item **by_name;
     char **metadata;                 /* key, value, key, value ... */
@@ -48,7 +48,7 @@ AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t)
  *  `prefix`). */
 AR_NODISCARD ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n,
                                    const char *prefix);
-/* A checkpoint's file, or its files' index. */
+/* Names of a checkpoint's single file and of its index. */
 #define ARI_ST_SINGLE "model.safetensors"
 #define ARI_ST_INDEX "model.safetensors.index.json"
 

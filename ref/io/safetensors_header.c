@@ -168,7 +168,7 @@ typedef struct scan {
     const char *text;
     size_t length, pos;
     int max_depth;       /* brackets inside a value */
-    const char *problem; /* NULL, or what was wrong at `pos`. Static storage */
+    const char *problem; /* what is wrong at `pos`, or NULL; static storage */
 } scan;
 
 typedef struct slice {

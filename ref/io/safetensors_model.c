@@ -20,7 +20,7 @@ struct ar_st_model {
     char *single_path;
     shard *shards;
     size_t n_shards;
-    const ar_st_entry **entries; /* by name */
+    const ar_st_entry **entries; /* entries sorted by name */
     size_t n;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files of other programs, by their first bytes. */
+/* Recognises files of other programs by their first bytes. */
 #include <dirent.h>
 #include <fnmatch.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@
 typedef struct kind {
     const char *description;
     const char *magic;
-    size_t bytes;        /* of the magic */
+    size_t bytes;        /* length of the magic bytes */
     const char *tensors; /* writes tensors.safetensors */
     const char *tokens;  /* writes tokens.u32 */
 } kind;
@@ -173,7 +173,7 @@ typedef struct named {
 #define MEGATRON "a checkpoint of Megatron", BY_ANYRANK
 #define DCP "a checkpoint of torch.distributed.checkpoint", BY_ANYRANK
 
-/* The first pattern that fits decides. */
+/* The first matching pattern is used. */
 static const named names[] = {
     BY_NAME("adapter_model*", ADAPTER),
     BY_NAME("pytorch_model*.bin*", "weights in PyTorch's format", SAVE_MODEL("")),

@@ -10,12 +10,12 @@ typedef struct branch {
     ar_module **part; /* [PARTS] parts of the block */
     ari_dropout dropout;
     float scale; /* factor of the branch's output; 0: none */
-    ari_use use; /* of the input of OF */
+    ari_use use; /* purpose of the memory for the input of OF */
 } branch;
 
 typedef struct block_module {
     ar_module base;
-    ar_module *part[2 * PARTS]; /* in the order of their first use */
+    ar_module *part[2 * PARTS]; /* parts in order of first use */
     branch attention, mlp;
     ar_residual residual;
 } block_module;

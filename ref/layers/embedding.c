@@ -13,14 +13,14 @@ typedef struct embedding {
     ar_module base;
     ar_embedding_split split;
     size_t vocab, h, positions;
-    size_t start, rows; /* this rank's ids */
+    size_t start, rows; /* ids on this rank */
     size_t columns;     /* number of features in a row */
     bool learned;
     float scale; /* factor of the rows; 0: none */
     bool pads;
     int64_t pad_id;
     char token_name[96];      /* name of the token rows' tap; the module's name is that of the sum */
-    ari_dropout dropout;      /* of the sum */
+    ari_dropout dropout;      /* dropout of the sum */
     ar_param token, position; /* the module's parameters are an array */
 } embedding;
 

@@ -63,7 +63,7 @@ void ari_fault_source(ar_layout *src_layout, const ar_ctx *ctx)
     }
 }
 
-/* The layer's number in its stage. */
+/* Returns the layer's number within its stage. */
 static size_t local_layer(const ar_ctx *ctx, size_t layer)
 {
     const size_t stages = (size_t)(ar_comm_size(ctx->pipeline) * ctx->layout.virtual_stages);
@@ -117,7 +117,7 @@ uint32_t ari_fault_mask_step(const ar_ctx *ctx)
     return ctx->recomputing && ari_faulty(ctx, "recompute_new_dropout_mask") ? ~ctx->step : ctx->step;
 }
 
-/* A fresh matrix of one number. */
+/* Creates a matrix filled with one number. */
 static ar_status filled(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, const size_t shape[2], float x)
 {
     AR_TRY(ar_ctx_tensor(ctx, t, dtype, 2, shape));
@@ -314,7 +314,7 @@ ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, cons
 {
     if (ari_faulty(ctx, "norm_padded_lanes"))
         return normalise_padded(ctx, kind, eps, weight, bias, y, mean, rstd, x);
-    if (ari_faulty(ctx, "norm_fp16_store")) /* in the 16 bits of bf16 */
+    if (ari_faulty(ctx, "norm_fp16_store")) /* rounded to the 16 bits of bf16 */
         return y->dtype == AR_F32 ? ARI_KERNEL(ctx, round_bits, y, y, 8) : AR_OK;
     return AR_OK;
 }

@@ -26,7 +26,7 @@ void ari_fault_source(ar_layout *src_layout, const ar_ctx *ctx);
 const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name);
 /** collective_order_swapped: returns which of n reductions this rank performs at turn i. */
 size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n);
-/** if dp_broadcast_over_world */
+/** dp_broadcast_over_world: broadcasts a parameter over the whole world. */
 AR_NODISCARD ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx);
 /** collective_dtype_mismatch: returns the dtype of a broadcast of fp32 weights. */
 ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right);

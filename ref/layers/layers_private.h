@@ -30,7 +30,7 @@ AR_NODISCARD ar_status ari_residual_create(ar_module **out, const char *name, ar
 void ari_embedding_scale(ar_module *embedding, double factor);
 /** Uses of an id add nothing to the gradient of its row, as with padding_idx of torch.nn.Embedding. */
 void ari_embedding_pad(ar_module *embedding, size_t id);
-/** The embedding's own parameter, borrowed. */
+/** Returns the embedding's parameter; borrowed. */
 ar_param *ari_embedding_token(ar_module *embedding);
 
 AR_END_DECLS

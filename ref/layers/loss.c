@@ -536,7 +536,7 @@ ar_status ari_sum_loss_create(ar_loss **out, ar_ctx *ctx, size_t width)
 /* --- mean squared error ------------------------------------------------------------------------------------------- */
 
 typedef struct squared_error {
-    char name[112]; /* of the output */
+    char name[112]; /* name of the output */
 } squared_error;
 
 static size_t squared_targets(const void *self, const ar_batch *batch)

@@ -32,7 +32,7 @@ void ari_loss_subtract(ar_loss *loss, bool subtract);
  * another maximum and another sum. */
 
 typedef struct ari_cross_entropy {
-    size_t classes;      /* of all ranks */
+    size_t classes;      /* number of classes over all ranks */
     size_t rows;         /* logits of this rank, per token */
     size_t start, owned; /* first id and number of ids on this rank */
     ar_comm *group;      /* group that shares the classes; borrowed; NULL: every rank has all classes */

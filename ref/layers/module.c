@@ -49,7 +49,7 @@ static size_t own_children(const ar_module *m, ar_module **out, size_t cap)
     return n;
 }
 
-/* Calls f on each of them. */
+/* Calls f for each of the module's direct parameters. */
 static ar_status for_own(ar_module *m, ar_ctx *ctx, ar_status (*f)(ar_param *p, ar_ctx *ctx))
 {
     ar_param *few[16], **params = few;

@@ -124,7 +124,7 @@ typedef struct further_module {
     ar_module *block[AR_MAX_MTP], *head[AR_MAX_MTP];
     ar_loss *loss[AR_MAX_MTP];
     size_t targets[AR_MAX_MTP];
-    double weight;   /* of all losses together */
+    double weight;   /* weight of all losses together */
     ar_tensor x, dx; /* in the current pass: the first block's input, and its gradient */
 } further_module;
 

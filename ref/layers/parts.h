@@ -84,7 +84,7 @@ ar_tp_redistribution ari_tp_redistribution_backward(ar_tp_redistribution change)
 /* Features made of adjacent blocks that are each sharded separately: q | k | v. */
 typedef struct ari_features {
     int n;
-    size_t width[AR_MAX_PARTS]; /* of all ranks */
+    size_t width[AR_MAX_PARTS]; /* widths over all ranks */
 } ari_features;
 size_t ari_features_sum(const ari_features *f);
 
@@ -270,10 +270,10 @@ typedef struct ari_staged {
     bool uncounted;  /* a pass that only counts routes ends before this module */
 } ari_staged;
 typedef struct ari_stages {
-    int n;         /* of this rank */
-    size_t layers; /* of all ranks */
+    int n;         /* number of stages on this rank */
+    size_t layers; /* number of layers over all ranks */
     ari_between boundary;
-    ari_routers routers; /* of all ranks */
+    ari_routers routers; /* routers of all ranks */
     /* a child's results are in memory that nothing else uses: a gradient is released after its use, and a value is sent
      * to another stage without a copy */
     bool fresh;
@@ -311,8 +311,8 @@ AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *c
                                           ar_tensor *dx, const ar_tensor *dy, const ar_batch *batch);
 /** Returns the number of further tokens, each of which has its own T. */
 size_t ari_trained_depths(const ar_module *m);
-/** Adds this rank's targets to count, the number T of targets of each loss: those at its positions of these rows. loss
- *  is NULL if another pipeline rank has it. Errors: those of ar_loss_targets. */
+/** Counts this rank's part of T, the number of targets of each loss: the targets at the rank's positions in these rows.
+ *  Adds to count. loss is NULL if another pipeline rank has the loss. Errors: those of ar_loss_targets. */
 AR_NODISCARD ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, const ar_loss *loss,
                                            const ar_ctx *ctx, const ar_batch *batch);
 /** The targets of the further tokens in the global batch, which a forward pass sets too. */
@@ -439,7 +439,7 @@ static inline bool ari_value_is_shared(const ar_param *p)
  *  are defined. End with ari_value_end. */
 AR_NODISCARD ar_status ari_value_begin(ar_tensor *t, ar_layout *o, ar_ctx *ctx, const ar_param *p);
 void ari_value_end(ar_tensor *t, ar_ctx *ctx, const ar_param *p);
-/** Taps it. */
+/** Taps the parameter's value. */
 AR_NODISCARD ar_status ari_value_tap(const ar_param *p, ar_ctx *ctx, char pass);
 /** Copy elements [start, start + count) of the matrix in a tensor of the value's shape (`value`: any device memory) to
  *  the contiguous `run`, or back. The dtype is value's. */

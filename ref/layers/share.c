@@ -17,7 +17,7 @@ typedef struct cutter {
     size_t origin[AR_MAX_DIMS];
 } cutter;
 
-/* Rows [first_row, first_row + count) of dimension `dim`, whole. */
+/* Adds rows [first_row, first_row + count) of dimension `dim` as whole rows. */
 static void add_rows(cutter *c, int dim, size_t first_row, size_t count)
 {
     ari_run_box *b = &c->out[c->n++];

@@ -13,7 +13,7 @@
 typedef enum ari_form {
     ARI_FORM_TABLE,  /* a weight [rows, hidden] */
     ARI_FORM_BUFFER, /* [out], without a further name */
-    ARI_FORM_HEADS,  /* the same, trained and cut as the heads are */
+    ARI_FORM_HEADS,  /* a trained vector that is divided like the heads */
     ARI_FORM_NORM,   /* a norm's weight [hidden], and for LayerNorm a bias */
     ARI_FORM_LINEAR  /* a weight [out, in], or [in, out] if the family transposes, and a bias [out] if the config has
                         one */
@@ -28,8 +28,8 @@ typedef enum ari_shape_extent {
     ARI_POSITION_ROWS,
     ARI_QUERY_HEADS,
     ARI_KV_HEADS,
-    ARI_VALUE_HEADS, /* of as many heads as there are queries' */
-    ARI_QUERY_RANK,  /* of latent attention */
+    ARI_VALUE_HEADS, /* values for as many heads as there are query heads */
+    ARI_QUERY_RANK,  /* rank of the queries in latent attention */
     ARI_KEY_RANK,
     ARI_KEY_LATENTS,     /* the rank, and the key features that all heads share */
     ARI_KEY_VALUE_HEADS, /* for each head the remaining key features, and a value */
@@ -47,7 +47,7 @@ typedef enum ari_shape_extent {
 /* The parameters of a role, which are the same in every family. */
 typedef struct ari_part_kind {
     ari_form form;
-    ar_style style; /* of the default plan */
+    ar_style style; /* style in the default plan */
     ari_shape_extent out, in_extent;
 } ari_part_kind;
 /** The kind of a role with parameters. Static storage. */
@@ -61,7 +61,7 @@ typedef struct ari_family_part {
 } ari_family_part;
 
 typedef struct ari_family {
-    const char *blocks;          /* "model.layers", to which a block adds ".N" */
+    const char *blocks;          /* "model.layers", to which a block's name adds ".N" */
     const char *attention, *mlp; /* names of a block's modules: "self_attn" */
     const char *embedded;        /* name under which the first block's input is tapped */
     const char *prefix;          /* prefix that files may omit from all names; NULL: none */

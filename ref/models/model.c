@@ -29,7 +29,7 @@ enum {
 struct ar_model {
     ar_config config;
     ar_module *module; /* list of the rank's modules, borrowed in child[] */
-    ar_loss *loss;     /* with the pipeline's last stage */
+    ar_loss *loss;     /* the loss, on the rank with the pipeline's last stage */
 };
 
 /* The modules of a model during construction. */

@@ -52,7 +52,7 @@ static void say_pipeline(ari_text *t, const ar_parallel *p)
         ari_say(t, " (%d stages each)", p->virtual_stages);
 }
 
-/* Last, as it may be long. */
+/* Appended last, because the text may be long. */
 static void say_stages(ari_text *t, const ar_parallel *p)
 {
     char layers[ARI_STAGES_TEXT];
@@ -157,7 +157,7 @@ static ar_status check_expert_width(const ar_parallel *p, const ar_config *c)
     return AR_OK;
 }
 
-/* Groups of ranks that could share out experts. */
+/* Checks the groups of ranks that could share experts. */
 static ar_status check_expert_ranks(const ar_parallel *p)
 {
     const int ep = ari_at_least_one(p->ep), expert_ranks = ari_extent(p, ari_expert_axes(p));
@@ -181,7 +181,7 @@ static ar_status check_expert_ranks(const ar_parallel *p)
     return AR_OK;
 }
 
-/* The groups of ranks that share out the experts. */
+/* Checks the groups of ranks that share the experts. */
 static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t batch)
 {
     const int ep = ari_at_least_one(p->ep), dp = ari_at_least_one(p->dp),

@@ -53,7 +53,7 @@ static ar_status read_placement(const reader *r, ar_placement *p, const char *ke
         return invalid(r, "'%s' has to be a placement, as \"R\" or \"S(1)\"", key);
     ar_status st = ari_placement_read(p, json_string_value(text));
     if (st == AR_OK)
-        st = ari_placement_check(*p, 3); /* of activations [b, s, features] */
+        st = ari_placement_check(*p, 3); /* for activations [b, s, features] */
     if (st == AR_OK)
         return AR_OK;
     snprintf(why, sizeof why, "%s", ar_error_message());

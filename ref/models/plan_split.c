@@ -16,7 +16,7 @@ typedef struct view {
     const ar_config *c;
     const ari_family *f;
     size_t layer;
-    ar_placement stream; /* of values between the modules */
+    ar_placement stream; /* placement of values between the modules */
     bool strict;         /* nothing is believed */
 } view;
 #define ARI_NO_BLOCK SIZE_MAX
@@ -96,7 +96,7 @@ static const ar_plan_value *first_input(const ar_plan_rule *rule)
     return NULL;
 }
 
-/* Masks and positions are whole. */
+/* Checks that masks and positions are replicated. */
 static ar_status check_other_inputs(const ari_ruled *m, const ar_plan_value *first_argument)
 {
     for (int i = 0; i < AR_PLAN_ARGUMENTS; i++) {

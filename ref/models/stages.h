@@ -19,6 +19,6 @@ AR_NODISCARD ar_status ari_given_schedule_check(const ar_parallel *p);
 AR_NODISCARD ar_status ari_groups_begin(ar_parallel_groups *out, ar_comm *world, const ar_parallel *p,
                                         bool wrong_stride);
 
-/** Appends to the first line of a message the stages of the ranks that it names, one line each for up to four ranks.
- *  Without a pipeline the message is unchanged. */
+/** Inserts lines after the first line of a message, which name the stages of the message's ranks, one line each for up
+ *  to four ranks. Without a pipeline the message is unchanged. */
 void ari_name_ranks(char *out, size_t cap, const char *message, const ar_parallel *p, size_t layers);

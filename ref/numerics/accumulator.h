@@ -52,7 +52,8 @@ ARI_FN int64_t ari_acc_slice(float v, int32_t b, bool narrow)
 ARI_FN void ari_acc_raise(uint8_t *t, int64_t *h, int64_t *l, uint8_t t_new)
 {
     const int old_slice = *t, new_slice = t_new;
-    const int64_t shifted = new_slice == old_slice + 1 ? *h : 0; /* from is 21 at most when to is ARI_ACC_NONFINITE */
+    const int64_t shifted = new_slice == old_slice + 1 ? *h : 0; /* old_slice is at most 21 if new_slice is
+                                                                    ARI_ACC_NONFINITE */
     *l = new_slice > old_slice ? shifted : *l;
     *h = new_slice > old_slice ? 0 : *h;
     *t = (uint8_t)(new_slice > old_slice ? new_slice : old_slice);

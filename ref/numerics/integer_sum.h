@@ -49,7 +49,7 @@ ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
 
 #define ARI_CONTRACT_BITS 25
 #define ARI_CONTRACT_LIMIT 33554431     /* 2^25 - 1 */
-#define ARI_CONTRACT_NARROW_BITS 15     /* of the products of bf16 numbers, */
+#define ARI_CONTRACT_NARROW_BITS 15     /* for products of bf16 numbers, */
 #define ARI_CONTRACT_NARROW_LIMIT 32639 /* 127*2^8 + 127: two digits of int8 */
 #define ARI_CONTRACT_NARROW_TERMS 16384 /* for longer sums whose right matrix is not a weight, 15 bits are too few */
 #define ARI_CONTRACT_BLOCK 8191         /* number of terms whose exact sum fits in int64: 8191*(2^25 - 1)^2 < 2^63 */
@@ -151,6 +151,6 @@ ARI_FN double ari_double96(int64_t hi, uint64_t lo)
 ARI_FN float ari_contract_value2(int64_t hi, int64_t lo, int32_t e, int32_t f)
 {
     const uint64_t rest = (uint64_t)lo & 0xffffffffu;
-    const uint64_t carry = (((uint64_t)lo + 0x8000000000000000u) >> 32) - 0x80000000u; /* lo >> 32 with its sign */
+    const uint64_t carry = (((uint64_t)lo + 0x8000000000000000u) >> 32) - 0x80000000u; /* lo >> 32 as a signed value */
     return ari_contract_round(ari_double96(ari_add64(hi, (int64_t)carry), rest), e, f);
 }

@@ -96,7 +96,7 @@ typedef struct ari_optimizer_constants {
     double rate;          /* unrounded learning rate */
 } ari_optimizer_constants;
 
-/** Advances the clock to the step that begins. */
+/** Advances the clock to a new step. */
 ARI_FN void ari_optimizer_tick(ari_optimizer_clock *clock, const ar_optimizer_options *o)
 {
     clock->beta1_t = clock->steps == 0 ? o->beta1 : clock->beta1_t * o->beta1;

@@ -7,7 +7,7 @@
 
 typedef struct ari_score_row {
     size_t row_index;       /* among all rows of all matrices */
-    size_t head;            /* of the rank's query heads */
+    size_t head;            /* number of the query head on this rank */
     size_t first_key, keys; /* columns [first_key, first_key + keys) of the block may be visible */
     const uint8_t *padding; /* for these keys, 0 = masked; NULL: none */
     const float *additive;  /* for these keys, -inf = masked; NULL: none */

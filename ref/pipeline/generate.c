@@ -127,7 +127,7 @@ done:
 /* State for checking that a schedule is legal: each rank's list alone, the order of transfers between two ranks, and
  * deadlocks. */
 
-/* A rank's list while it is gone through. */
+/* A rank's list while it is read. */
 typedef struct reader {
     const ar_pipeline_shape *shape;
     int rank;

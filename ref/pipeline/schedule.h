@@ -7,7 +7,7 @@
 
 ARI_OWNER(ar_pipeline_schedule, ari_pipeline_schedule_destroy)
 
-/* Operations of a rank, as they are put together. */
+/* A rank's list of operations during its construction. */
 typedef struct ari_pp_list {
     ar_pp_operation *operations;
     size_t count, capacity;

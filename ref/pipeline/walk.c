@@ -15,7 +15,7 @@ typedef struct moments {
 
 /* Transfers to a rank in one direction, in list order. */
 typedef struct channel {
-    size_t position;     /* in the receiver's list */
+    size_t position;     /* position in the receiver's list */
     double previous_end; /* time at which the preceding transfer ended */
 } channel;
 
@@ -137,7 +137,7 @@ static bool advance_rank(walker *w, int rank)
     return w->positions[rank] > start_position;
 }
 
-/* The rank that a rank waits for. */
+/* Returns the rank for which a rank waits. */
 static int waits_for(const walker *w, int rank)
 {
     const ar_pp_operation *o = &w->s->lists[rank].operations[w->positions[rank]];

@@ -7,7 +7,8 @@
 
 AR_BEGIN_DECLS
 
-/** Does the part of that check that concerns positions: over cp, the chunks of its ring, and (sp) tp. */
+/** Checks the division of positions, as part of ari_parallel_check: among the chunks of cp's ring and, with sp, among
+ *  tp ranks. */
 AR_NODISCARD ar_status ari_parallel_check_sequence(const ar_parallel *p, size_t seq);
 /** The lengths of sequences that a layout can share out are the multiples of this. At least 1, of any layout. */
 size_t ari_parallel_sequence_unit(const ar_parallel *p);

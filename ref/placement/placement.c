@@ -38,7 +38,7 @@ const char *ari_placement_name(char text[AR_PLACEMENT_TEXT], ar_placement p)
     return text;
 }
 
-/* "-1)" and nothing after it. */
+/* Reads a number followed by ")" and nothing else, such as "-1)". */
 static bool read_dim(int *dim, const char *text, size_t n)
 {
     const size_t sign = n > 0 && text[0] == '-';

@@ -327,7 +327,7 @@ static ar_status reduce_scatter(const joint *j, value *out, value *input)
     return AR_OK;
 }
 
-/* A move without a reduction, of one array. */
+/* Moves one array without a reduction. */
 static ar_status move_array(const joint *j, value *out, value *input, int i)
 {
     ar_ctx *ctx = j->w->ctx;

@@ -86,7 +86,7 @@ static bool next_step(ar_redistribution_step *step, const walk *w)
             continue;
         const ar_redistribution_step s = step_of(w, m);
         const int inner = inner_cut(w, &s);
-        /* The outermost pending dimension waits for nothing outside it. */
+        /* the outermost pending dimension does not wait for an outer one */
         blocked_by = any ? blocked_by : inner;
         any = true;
         if (inner < 0 && !outer_first(w, &s) && (!found || s.move < step->move)) {

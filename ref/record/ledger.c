@@ -76,7 +76,7 @@ static ledger_memory *memory_at(const ari_ledger *l, const void *address)
 /* Removes entries [begin, end). */
 static void remove_memory(ari_ledger *l, size_t begin, size_t end)
 {
-    if (end > begin) /* with none there is no array */
+    if (end > begin) /* without elements there is no array */
         memmove(&l->memory[begin], &l->memory[end], (l->memories - end) * sizeof *l->memory);
     l->memories -= end - begin;
 }

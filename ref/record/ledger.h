@@ -21,7 +21,7 @@
     X(EMBEDDING, "embedding")             /* rows of the table of tokens */                                           \
     X(POSITIONS, "positions")             /* addition of learned positions */                                                   \
     X(NORM, "norm")                                                                                                   \
-    X(REDISTRIBUTE, "redistribute")       /* the same value, placed otherwise */                                      \
+    X(REDISTRIBUTE, "redistribute")       /* the same value with another placement */                                      \
     X(PRODUCT, "product")                 /* Y = X W^T for weights that share X; in the backward pass their common dX */   \
     X(BIAS, "bias")                       /* added to the product */                                                  \
     X(JOIN, "join")                       /* latent attention: queries, keys joined with the shared features, values */    \
@@ -49,7 +49,7 @@
     X(UNUSED, "unused parameters")        /* parameters without a gradient on any rank */                           \
     X(GRADIENT_NORM, "gradient norm")                                                                                 \
     X(MATRIX, "matrix update")            /* update of a matrix by Muon */                                            \
-    X(UPDATE, "update")                   /* of the weights by the optimizer */                                       \
+    X(UPDATE, "update")                   /* update of the weights by the optimizer */                                       \
     X(WEIGHT_GATHER, "weight gather")     /* ZeRO: of a bucket */
 /* clang-format on */
 typedef enum ari_ledger_kind {
@@ -96,7 +96,7 @@ typedef struct ari_ledger_operation {
     char name[128];        /* module, or parameter */
     const char *operation; /* static storage: the kind's name, or a library function's */
     char pass;             /* 'f' forward, 'b' backward, 's' outside of both */
-    bool is_recomputed;    /* in a backward pass, an operation of the forward pass once more */
+    bool is_recomputed;    /* true for an operation of the forward pass that the backward pass repeats */
     size_t sample;         /* first sample of the micro-batch */
     int inputs, outputs;
     ari_ledger_value input[ARI_LEDGER_VALUES], out[ARI_LEDGER_VALUES];
@@ -125,7 +125,7 @@ typedef struct ari_ledger {
     size_t params, param_room;
     size_t *use; /* indices of parameters */
     size_t uses, use_room;
-    ari_ledger_call *call; /* in the order of the calls */
+    ari_ledger_call *call; /* calls in order */
     size_t calls, call_room;
     size_t noted; /* number of calls assigned to operations */
 } ari_ledger;

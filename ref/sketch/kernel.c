@@ -24,7 +24,7 @@ INLINED uint64_t random_bits(uint64_t x)
 typedef struct keys {
     uint64_t factor;      /* odd factor of the group in the digest */
     uint64_t signs;       /* bit j: sign of lane j in its bucket */
-    uint32_t rotation[2]; /* of the buckets of lanes [0, 32) and [32, 64) */
+    uint32_t rotation[2]; /* rotations of the buckets for lanes [0, 32) and [32, 64) */
 } keys;
 
 INLINED uint64_t factor_of(uint64_t group)
@@ -61,7 +61,7 @@ typedef struct group {
     double wide[GROUP]; /* values of types other than float */
 } group;
 
-/* Sums over groups of one block and row. */
+/* Sums over the groups of one block and row. */
 typedef struct sums {
     uint64_t digest, zeros;
     double sum, squares, largest;
@@ -286,7 +286,7 @@ static void add_group(ar_sketch *s, sums *sum, double *bucket, const lanes *l, g
 {
     const keys k = keys_of(number);
     mix_lanes(sum, g->bits, l, k.factor, begin, end);
-    if (has_high_bits(s->dtype)) /* by another key, as another group's */
+    if (has_high_bits(s->dtype)) /* uses another key, as for another group */
         mix_lanes(sum, g->high, l, factor_of(~number), begin, end);
     for (int j = begin; j < end; j++) {
         double x = is_short_float(s->dtype) ? (double)g->value[j] : g->wide[j];

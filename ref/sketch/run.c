@@ -13,8 +13,8 @@
 #include "ref/io/json.h"
 
 enum { MAGIC = 16, HEAD = 24, MOST_RANKS = 1 << 20, MOST_KEY = 1024 };
-#define MOST_BYTES ((size_t)1 << 40) /* of a rank's file */
-#define MAGIC_STEM "anyrank sketch " /* of every format */
+#define MOST_BYTES ((size_t)1 << 40) /* Maximum size of a rank's file. */
+#define MAGIC_STEM "anyrank sketch " /* First bytes of every version of the format. */
 
 /* Figures in a rank's file. */
 typedef struct figures {
@@ -48,7 +48,7 @@ struct ar_sketch_run {
 /* A record of a rank's file. */
 typedef struct record {
     const char *path;
-    size_t number; /* from 1 */
+    size_t number; /* number from 1 */
     json_t *text;
     const unsigned char *figures;
     size_t bytes, offset; /* size of all figures; their offset in the file */
@@ -87,7 +87,7 @@ static ar_status path_of(char **path, const char *folder, int rank)
 
 /* --- a record's tensors ------------------------------------------------------------------------------------------- */
 
-/* The empty sketch that a tensor's entry describes. */
+/* Creates the empty sketch that a tensor's entry describes. */
 static ar_status sketch_of(ar_sketch *s, const record *r, const json_t *entry)
 {
     const char *dtype = json_string_value(json_object_get(entry, "dtype"));

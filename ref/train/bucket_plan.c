@@ -199,7 +199,7 @@ static ar_status append_candidate(ar_ddp *d, ari_bucket *b, const candidate *c, 
     return ari_add_size(&b->info.elements, b->info.elements, c->elements);
 }
 
-/* Buckets come in the order of their index. */
+/* Buckets are added in the order of their index. */
 static void add_to_unit(ar_ddp *d, ari_bucket *b)
 {
     size_t i = 0;

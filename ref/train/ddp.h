@@ -46,7 +46,7 @@ typedef enum ari_unit_weights {
 typedef struct ari_unit {
     ar_ddp *ddp;
     ar_module *module; /* the module of the unit; borrowed; NULL: the root unit */
-    int stage;         /* of this rank's in a pipeline */
+    int stage;         /* index among this rank's pipeline stages */
     ar_module_hook hook;
     ari_bucket *bucket; /* [buckets] the unit's buckets, consecutive in ar_ddp.buckets, as are their parameters */
     size_t buckets, slots;
@@ -81,7 +81,7 @@ struct ar_ddp {
     char name[96];
     ar_ddp_options options;
     int stage;         /* ZeRO stage: options.zero, or 1 if a single rank has all shards */
-    ari_arena lists;   /* all but params */
+    ari_arena lists;   /* memory of all lists except params */
     ar_param **params; /* [n] all parameters in order of registration */
     size_t n;
     /* slots of the parameters that require a gradient, ordered by bucket: */
@@ -109,7 +109,7 @@ struct ar_ddp {
     ari_ddp_step step;
     bool sync;           /* hooks make gradients ready */
     size_t next_bucket;  /* index of the first bucket that has not been launched */
-    bool waited;         /* for all, since the last start */
+    bool waited;         /* true if all have been awaited since the last start */
     uint8_t *used;       /* [trained] whether the parameter received a gradient on this rank; after the exchange of
                             find_unused, on any rank */
     ar_buf used_device;  /* [trained] the same on the device; ptr NULL: find_unused is off, or there are no peers */

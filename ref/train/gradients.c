@@ -383,7 +383,7 @@ static ar_status values_of(float **out, ar_ctx *ctx, const ar_tensor *t)
  * other. */
 typedef struct elements {
     uint64_t hash;
-    size_t bad; /* not finite */
+    size_t bad; /* number of values that are not finite */
     float first_bad;
     bool nonzero;
 } elements;
@@ -472,7 +472,7 @@ static ar_status claim_state(void *user, const ar_param *p, const char *state, c
     ari_copy copy = {0, 0}, *c = &j->row[i].copy[ARI_COPY_STATE + k];
     elements e;
     AR_TRY(look_at(&e, &copy, j->g->ctx, local, layout));
-    /* A share may come in several pieces. */
+    /* a shard may consist of several pieces */
     *c = c->place == 0 ? copy : (ari_copy){hash_word(c->place, copy.place), hash_word(c->hash, copy.hash)};
     return AR_OK;
 }

@@ -104,7 +104,7 @@ static ar_status fill_master(const ari_state *s, ar_ctx *ctx)
     ar_tensor run = ari_tensor_flat(AR_BF16, p->value.data, s->count);
     if (s->is_full)
         return ARI_KERNEL(ctx, copy_strided, &master, &run);
-    if (ari_value_is_shared(p)) { /* the same elements */
+    if (ari_value_is_shared(p)) { /* the elements of a shard */
         run.data = p->share->value;
         return ARI_KERNEL(ctx, copy_strided, &master, &run);
     }
@@ -394,7 +394,8 @@ ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn 
     return AR_OK;
 }
 
-/* The clock after `steps` steps, by as many multiplications: at most UINT32_MAX, as a training step counts. */
+/* Computes the optimizer's clock after `steps` steps by multiplying step by step. Errors: AR_ERR_ARG for more than
+ * UINT32_MAX steps, which is the largest step count of a training run. */
 static ar_status clock_after(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps)
 {
     if (steps > UINT32_MAX)

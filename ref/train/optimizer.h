@@ -82,7 +82,7 @@ struct ar_optimizer {
                           parameters */
     ari_state *states; /* [n] states of the parameters that require a gradient, or of this rank's shards of them */
     size_t n;
-    size_t bytes; /* of all their state */
+    size_t bytes; /* bytes of all states */
 };
 
 /* --- Muon --------------------------------------------------------------------------------------------------------- */

@@ -17,10 +17,10 @@
 
 ARI_OWNER(ar_pipeline_schedule, ari_pipeline_schedule_destroy)
 
-/* The values that pass a stage, forward or backward. */
+/* Directions in which values pass a stage. */
 typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
 typedef struct flow {
-    ar_tensor input, output; /* from and for a neighbouring stage */
+    ar_tensor input, output; /* values from and for a neighbouring stage */
     ar_event *ready;         /* recorded when the input is there */
     ar_buf memory;           /* memory of the output until its send starts; afterwards it does not belong to the step */
 } flow;
@@ -32,7 +32,7 @@ typedef struct slot {
     ari_deferred deferred; /* state between the backward pass for the input and the one for the weights */
 } slot;
 
-/* Memory that is being sent. */
+/* Memory of a value that is being sent. */
 typedef struct send_buffer {
     struct send_buffer *next;
     ar_buf memory;
@@ -50,7 +50,7 @@ typedef struct pipeline {
     const ar_pp_operation *schedule; /* [count] */
     size_t count;
     slot *slots;       /* [stages of the rank, n] */
-    send_buffer *sent; /* and perhaps received */
+    send_buffer *sent; /* values being sent, and perhaps already received */
 } pipeline;
 
 static int own_stage(const pipeline *p, const ar_pp_operation *op)

@@ -15,8 +15,8 @@
 /* Memory of a step, large enough for each bucket. */
 typedef struct workspace {
     ar_buf weights;     /* a bucket's weights in its storage; empty if ranks keep their slices */
-    ar_tensor gradient; /* of a slice */
-    ar_tensor value;    /* of a parameter's gradient */
+    ar_tensor gradient; /* gradient of a slice */
+    ar_tensor value;    /* a parameter's gradient */
 } workspace;
 
 /* --- making ------------------------------------------------------------------------------------------------------- */

@@ -54,7 +54,7 @@ static void add_error(double *error, const ari_ref_tensor *t, const double *valu
 typedef struct measuring {
     const ari_reference *ref;
     size_t heard; /* gradients of step 1 come first among gradients of the same name */
-    double error; /* as above, of step 1 */
+    double error; /* largest error in step 1 */
 } measuring;
 
 static ar_status measure_noise(void *user, const char *name, char pass, int ndim, const size_t *shape,
@@ -167,7 +167,7 @@ enum { AT_WORK = 1, AT_ITS_END = 2 };
 typedef struct telling {
     const ar_check_options *check;
     uint64_t last_ns;
-    ar_status st; /* of telling */
+    ar_status st; /* status of the messages */
 } telling;
 
 static void tell_word(telling *t, int32_t word)

@@ -21,7 +21,7 @@
 typedef struct token_ranks {
     int ep, sharers; /* number of ranks that share the experts; number of ranks that have copies of an expert and
                         tokens of one sample */
-    int *rank;       /* of each token [batch, seq] */
+    int *rank;       /* [batch, seq] rank of each token */
     size_t *sample;  /* [batch] number of the sample group whose rows are exchanged together */
     size_t *rows;    /* [experts, sharers] scratch for one sample */
 } token_ranks;
@@ -111,7 +111,7 @@ static ar_status check_routed(ari_routed *routed, const ari_reference *ref, cons
         for (size_t row = 0; layer != SIZE_MAX && row < c->run.batch; row++) /* rows of padding are copies */
             count_sample(&sent, &token_owners, row, c->run.seq, t->values, t->count / x->per_token, x);
         routed->rows += layer == SIZE_MAX ? 0 : sent.rows * copies * ari_bytes_routed_exchanges(c, layer);
-        routed->gradients += c->forward_only ? 0 : 2 * sent.gradients * copies; /* of two products */
+        routed->gradients += c->forward_only ? 0 : 2 * sent.gradients * copies; /* for two products */
     }
     return AR_OK;
 }

@@ -82,7 +82,7 @@ size_t ari_check_default_bucket_bytes(const ar_config *c)
     return parameters / several * sizeof(float);
 }
 
-/* Layouts as they are found. */
+/* Collects layouts. */
 typedef struct sweep {
     const ar_config *config;
     const ar_plan *plan;
@@ -136,7 +136,7 @@ static void add_forms(sweep *s, const ar_parallel *mesh)
     }
 }
 
-/* The meshes take the schedules in turn. */
+/* Assigns the schedules to the meshes in turn. */
 static void choose_schedule(sweep *s, ar_parallel *mesh)
 {
     if (mesh->pp == 1)

@@ -85,7 +85,7 @@ typedef struct comparing {
     double allowed;
     const float *allowed_each;   /* NULL: nothing */
     ari_run_tensors *run_values; /* NULL: not wanted, or not this rank's to write */
-    size_t tensor;               /* in the reference */
+    size_t tensor;               /* index of the tensor in the reference */
     ar_status *status;           /* of allocated values */
     size_t before;               /* number of elements of earlier reports that precede this one in the local tensor */
 } comparing;

@@ -18,7 +18,7 @@ typedef struct ari_finding {
     uint64_t max_ulp;   /* largest distance among them */
     double max_ratio;   /* largest |difference| relative to the allowance; 0 if equal bits are required */
     size_t first_index; /* lowest index in the full tensor of an element that differs */
-    size_t first_local; /* the same element in the rank's local tensor, row-major */
+    size_t first_local; /* index of the same element in the rank's local tensor, row-major */
     float actual;       /* the run's value at that index */
     ar_layout layout;   /* position of this rank's part */
     int ndim;           /* shape of that part */
@@ -54,7 +54,7 @@ typedef struct ari_run_tensors {
 AR_NODISCARD ar_status ari_run_tensors_init(ari_run_tensors *v, const ari_reference *reference, ari_arena *arena);
 void ari_run_tensors_fini(ari_run_tensors *v);
 
-/* Listens to one rank. */
+/* Compares the values reported by one rank. */
 typedef struct ari_comparator {
     const ari_reference *reference;
     ari_run_tensors *run_values;                    /* NULL: the run's values are not requested */
@@ -74,7 +74,7 @@ AR_NODISCARD ar_status ari_comparator_tap(void *user, const ar_tap_event *event)
 
 /* All ranks' results for one tensor. */
 typedef struct ari_verdict {
-    bool complete;    /* of every replica, the ranks' boxes cover the full tensor exactly once */
+    bool complete;    /* true if the ranks' boxes cover the full tensor exactly once in every replica */
     size_t different; /* number of elements of the full tensor that differ; for replicas, the number in the worst
                          replica */
     uint64_t max_ulp;

@@ -26,7 +26,7 @@ static const double GRADIENT_FLOOR = 0x1p-20; /* error that fp32 sums may cause 
 static const double RESOLVED = 0.1;    /* largest allowance of a meaningful probe, relative to the gradient's size */
 static const double NO_SIZE = 0x1p-10; /* lower bound for the size of a gradient, relative to the largest gradient */
 
-/* A tensor whose values are moved. */
+/* A tensor whose values are perturbed. */
 typedef struct subject {
     ar_param *param; /* NULL: the input */
     size_t count;
@@ -144,7 +144,7 @@ typedef struct probe {
     subject *s;
     bool is_full;
     size_t index; /* index of the single element */
-    uint64_t key; /* of all */
+    uint64_t key; /* key of the random directions */
 } probe;
 
 static double sign_of(const probe *p, size_t i)

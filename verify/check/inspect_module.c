@@ -90,7 +90,7 @@ static ar_status record_stages(ari_ledger *record, const ari_cluster_options *o)
     return AR_OK;
 }
 
-/* A context that records operations lets a mistake pass. */
+/* A context that records operations does not report mistakes. */
 static ar_status count_ranks(ar_module_inspection *m, const ari_cluster_options *o)
 {
     ari_cluster_options options = *o;

@@ -18,7 +18,7 @@ ari_lockstep ari_lockstep_begin(const ar_dump_tensor *const *tensor, int tensors
 
 bool ari_lockstep_next(ari_lockstep *b)
 {
-    const size_t index = ++b->index; /* to 0 before the first */
+    const size_t index = ++b->index; /* wraps to 0 before the first element */
     const size_t count = b->n - index < ARI_LOCKSTEP_ELEMENTS ? b->n - index : ARI_LOCKSTEP_ELEMENTS;
     for (int k = 0; index < b->n && index % ARI_LOCKSTEP_ELEMENTS == 0 && k < b->tensors && b->status == AR_OK; k++)
         b->status = b->tensor[k] ? ari_dump_read_f64(b->tensor[k], b->start + index, count, b->read[k]) : AR_OK;

@@ -106,7 +106,7 @@ static double median_of_others(const pool *p, const double *x, size_t run)
     return median_of(p->scratch, n);
 }
 
-/* A tensor is judged by its most unusual size. */
+/* Judges a tensor by its most unusual size. */
 static void tell_size(ari_normal_row *r, const double *x, size_t draws, double ratio)
 {
     size_t below = 0;

@@ -5,8 +5,8 @@
 
 #include "anyrank/verify.h"
 
-/* Decides whether two dumps differ as two runs with different rounding do. verify.md, "Is this difference normal?", has
- * the rule and its derivation. */
+/* Decides whether two dumps differ as two runs with different rounding do. "Draws" are runs with random rounding
+ * errors. verify.md, "Is this difference normal?", has the rule and its derivation. */
 
 /* A file of allowances also contains the differences of the draws, for each tensor an F64 [draws, ARI_NORMAL_SIZES]
  * under this prefix and the tensor's name: root mean square and largest |difference|, and the typical difference in
@@ -15,7 +15,7 @@
 enum { ARI_NORMAL_RMS, ARI_NORMAL_LARGEST, ARI_NORMAL_TYPICAL, ARI_NORMAL_SIZES };
 
 typedef struct ari_normal_row {
-    const ar_verify_row *row; /* of the report */
+    const ar_verify_row *row; /* row of the report */
     double rms, largest;      /* of the difference, relative to the reference; infinite: the reference is 0 */
     double ratio;      /* ratio to the median draw for the most unusual size; without draws, ratio to the bound */
     double percentile; /* percentile of that size among the draws, in [0, 100); NaN: no draws */
@@ -26,7 +26,7 @@ typedef struct ari_normal {
     size_t draws;                    /* number of draws; 0: judged by a bound */
     double statistic, max_statistic; /* with draws: how unusual the difference is, and the most unusual draw */
     size_t more_unusual;             /* number of draws that are more unusual than the difference */
-    char precision[32];              /* of the rounding */
+    char precision[32];              /* precision of the rounding */
     char sentence[768];              /* the answer */
     ari_normal_row *row;             /* [rows] compared tensors, the most unusual first */
     size_t rows;

@@ -70,7 +70,7 @@ static ar_status compare_order(ari_sample_order *s, const json_t *reference, con
     return AR_OK;
 }
 
-/* The steps whose samples are in another order. */
+/* The steps whose samples are in different order. */
 typedef struct sample_orders {
     ari_sample_order *step; /* [n] */
     size_t n;
@@ -132,7 +132,7 @@ typedef struct other_name {
 } other_name;
 
 typedef struct other_names {
-    other_name *list; /* by name */
+    other_name *list; /* sorted by name */
     size_t n, capacity;
     const ar_dump *dump, *peer_dump; /* the dump with these names, and the dump whose tensors may have the other
                                         names */

@@ -57,7 +57,9 @@ ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v)
     const char pass = pair->row->pass;
     if (v->reduced == 0.0 || !pass || !strchr("gmvc", pass) || pair->tally.different == 0 || !pair->format[0].is_float)
         return AR_OK;
-    const double parts = pass == 'v' ? 2.0 * REDUCED_ROUNDINGS : REDUCED_ROUNDINGS; /* of a square */
+    const double parts = pass == 'v' ? 2.0 * REDUCED_ROUNDINGS : REDUCED_ROUNDINGS; /* a second moment contains
+                                                                                       squares, whose relative error
+                                                                                       is twice as large */
     AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, pair->row->name));
     *pair->doubt = (ari_uncertainty){.uniform = parts * v->reduced * pair->tally.max_reference};
     return AR_OK;

@@ -39,7 +39,7 @@ ari_format ari_format_of(ar_dtype t);
 
 /* A chunk of one side. Numbers below 8 bits are unpacked to a byte each. */
 typedef struct ari_chunk {
-    const unsigned char *raw; /* of the tensor itself, or `space` */
+    const unsigned char *raw; /* values in the tensor's memory, or in `space` */
     unsigned char *space;     /* [ARI_CHUNK * 8] scratch */
     double *value;            /* [ARI_CHUNK] */
 } ari_chunk;
@@ -172,7 +172,7 @@ typedef struct ari_rule {
     bool nan_differs;
 } ari_rule;
 
-/* Buffers of one thread. */
+/* Scratch buffers of one thread. */
 typedef struct ari_scratch {
     ari_chunk side[2];
     double *difference; /* [ARI_CHUNK] */
@@ -190,7 +190,7 @@ typedef struct ari_pair {
     ar_verify_row *row;
     size_t numbers; /* number of elements times numbers per element */
     size_t blocks;
-    atomic_bool unequal; /* in bits, or not to be compared by bytes */
+    atomic_bool unequal; /* true if the bits differ, or bytes cannot be compared */
     ari_deviation tally;
     ari_scaled_sums *sums;  /* [blocks] */
     ari_uncertainty *doubt; /* uncertainty of weights that differ; NULL: none */

@@ -436,7 +436,7 @@ bool ari_is_optional(const ari_order_key *key)
     return key->pass == 'u' || key->pass == 'k' || (key->pass == 'f' && strncmp(key->name, "input.", 6) == 0);
 }
 
-/* The first of them is reported. */
+/* Returns true for such a tensor; the first one is reported. */
 static bool is_ragged(const ari_verifying *v, const char *name)
 {
     ar_verify_report *r = v->report;

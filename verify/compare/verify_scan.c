@@ -72,7 +72,7 @@ static ar_status is_only_rounding(bool *only, ari_verifying *v, const ar_verify_
     double *largest = &v->largest[pass - passes];
     if (*largest == 0.0)
         AR_TRY(ari_largest_rms(largest, v->dump[0], (char[]){r->pass, '\0'}, r->step));
-    const double size = r->rms_reference * fmax(1.0, fabs(r->scale)); /* of both */
+    const double size = r->rms_reference * fmax(1.0, fabs(r->scale)); /* the larger root mean square of the two */
     *only = size <= (r->pass == 'v' ? part * part : part) * *largest;
     return AR_OK;
 }
@@ -132,7 +132,7 @@ static void verify_find_unjudged(const ari_verifying *v)
     if (!v->report->allows[0])
         return;
     const double limit = v->roundoff > 0x1p-24 ? MOST_OF_FEWER : MOST_OF_F32;
-    double largest[128] = {0.0}; /* of a pass */
+    double largest[128] = {0.0}; /* largest values by pass */
     for (const ari_pair *p = v->pair; p < v->pair + v->pairs; p++)
         largest[p->row->pass & 127] = fmax(largest[p->row->pass & 127], p->row->max_reference);
     for (const ari_pair *p = v->pair; p < v->pair + v->pairs; p++) {
@@ -289,8 +289,8 @@ typedef struct pass {
     size_t *task_offset;  /* [pairs + 1] number of tasks before each pair */
     size_t pairs;
     ari_step_size size[ARI_UNCERTAINTY_STEPS];
-    pthread_mutex_t *lock;        /* of tallies and maps */
-    double progress_begin, share; /* of the progress */
+    pthread_mutex_t *lock;        /* guards tallies and maps */
+    double progress_begin, share; /* range of the progress */
     const char *label;
 } pass;
 
@@ -563,7 +563,7 @@ static void fill_row(const ari_pair *pair)
     memcpy(r->nan, t->nan, sizeof r->nan);
     memcpy(r->inf, t->inf, sizeof r->inf);
     if (!pair->sums)
-        return; /* the same bytes */
+        return; /* equal bytes need no further comparison */
     r->max_abs = t->max_abs;
     r->max_rel = t->max_rel > 0.0 || !t->from_zero ? t->max_rel : (double)INFINITY;
     r->max_reference = t->max_reference;
@@ -768,7 +768,7 @@ static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown, const
     const ar_verify_row *r = pair->row;
     const ar_dump_tensor *const *weight = weight_of(v, r, "weight"), *const *bias = weight_of(v, r, "bias");
     const bool alone = r->pass == 'f' && !weight && !bias;
-    const double reduced = pair->doubt ? pair->doubt->uniform : 0.0; /* of a gradient */
+    const double reduced = pair->doubt ? pair->doubt->uniform : 0.0; /* uncertainty of a gradient */
     ari_uncertainty d = {.uniform = reduced + shown_of(shown, pair, alone)};
     const size_t stem = ari_order_of(r->name, NULL).stem;
     const char *name = ari_module_class_of(&classes[0], r->name, stem);

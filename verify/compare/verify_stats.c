@@ -25,7 +25,7 @@ ari_format ari_format_of(ar_dtype t)
         {AR_F8_E5M2, 2, -14, 0x7bu, true, false},
         {AR_F8_E4M3, 3, -6, 0x7eu, false, false},
         {AR_F8_E8M0, 0, -127, 0xfeu, false, true},
-        {AR_F6_E2M3, 3, 0, 0x1fu, false, false}, /* all bits are numbers */
+        {AR_F6_E2M3, 3, 0, 0x1fu, false, false}, /* all bit patterns are numbers */
         {AR_F6_E3M2, 2, -2, 0x1fu, false, false},
         {AR_F4, 1, 0, 0x7u, false, false},
     };

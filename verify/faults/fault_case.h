@@ -87,7 +87,7 @@ enum { ARI_CURVE_STEPS = 20, ARI_CURVE_FIRST_STEPS = 10 };
 typedef struct ari_fault_trace {
     bool ended; /* false: an error of the ranks ended the run, and the other fields are not set */
     float loss[ARI_CURVE_STEPS];
-    ari_dump_ranks gradients; /* of each rank, at the first step */
+    ari_dump_ranks gradients; /* gradients of each rank in the first step */
 } ari_fault_trace;
 
 /** Runs the case with `fault`, or NULL, and records a trace. Call ari_fault_trace_fini, also after a failure. Errors:
@@ -98,7 +98,7 @@ void ari_fault_trace_fini(ari_fault_trace *t);
 
 typedef struct ari_fault_curve {
     double loss; /* largest relative deviation of the loss from the clean run; infinity: the loss is not finite */
-    double first_losses; /* the same over the first ten */
+    double first_losses; /* the same over the first ten steps */
     double gradient;     /* largest |difference| of a gradient relative to its tensor's largest element, in the first
                             step */
     char gradient_tensor[176];

@@ -55,7 +55,7 @@ static ar_status build_pair(void *user, ar_ctx *ctx, ar_module **module, ar_loss
     return ar_squared_error_create(loss, ctx, "loss");
 }
 
-/* The task is to turn all signs round. */
+/* Creates a batch whose task is to flip all signs. */
 static ar_status give_batch(void *user, int step, ar_batch *b)
 {
     const samples *s = user;

@@ -18,9 +18,9 @@ enum {
     RATIO = 4
 }; /* an extrapolation uses the losses at its step and at RATIO times its step */
 static const double LARGEST_STEP = 0.25;
-static const double BOUND = 1e-6;                         /* of the best row */
+static const double BOUND = 1e-6;                         /* allowed error of the best row */
 static const double LOSS_ERROR = 4 * 0x1p-52;             /* error of a loss from rounding */
-static const double NO_SCALE = 1e-12, OTHER_SCALE = 1e-2; /* of the model's largest gradient */
+static const double NO_SCALE = 1e-12, OTHER_SCALE = 1e-2; /* relative to the model's largest gradient */
 
 typedef struct parameter {
     char name[sizeof((ar_gradcheck){0}.worst_tensor)];
@@ -185,7 +185,7 @@ static ar_status plan_moves(gradcheck *g)
 /* The perturbations that one thread computes. */
 typedef struct share {
     gradcheck *g;
-    bool reports; /* to the caller */
+    bool reports; /* true for the thread that reports to the caller */
 } share;
 
 static bool report_progress(void *user, double fraction)

@@ -11,7 +11,7 @@ typedef struct ari_gradcheck_case {
     const ar_batch
         *batch;    /* the batch; only its input_ids are used, without pads, and at most the first 2 samples and 16
                       positions */
-    uint64_t seed; /* of fresh weights and of the draw */
+    uint64_t seed; /* seed of fresh weights and of the sample */
     ar_loss_options loss;
     int threads; /* 1: one thread; more: two threads */
     /* Emits the gradients to be checked. NULL: ar_baseline_run. */

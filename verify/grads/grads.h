@@ -35,7 +35,7 @@ AR_NODISCARD ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pa
                                        const size_t *shape, int file);
 /** Writes the name of the tap of the logits from which a model with a head computes its loss. */
 void ari_logits_name(char *name, size_t cap, const ar_config *c);
-/** Wants the logits [b, s, V] by that tap. */
+/** Requests the logits [b, s, V] under that tap. */
 AR_NODISCARD ar_status ari_gather_want_logits(ari_gatherer *g, const ar_config *c, const ar_batch *b, int file);
 /** Collects a reported value. Has the type ar_tap_fn; user: the ari_gatherer that all ranks share. */
 AR_NODISCARD ar_status ari_gather_tap(void *user, const ar_tap_event *event);

@@ -26,7 +26,7 @@ typedef struct numbers {
     double *logprob, *entropy, *largest, *lse; /* NaN where no label is predicted */
     unsigned char *logits;                     /* [labels, V] logits; NULL: not requested */
     size_t rows;                               /* number of rows of logits so far */
-    double sum;                                /* of the log-probabilities */
+    double sum;                                /* sum of the log-probabilities */
 } numbers;
 
 typedef struct job {
@@ -93,13 +93,13 @@ static size_t length_of(const job *j, size_t sequence)
     return j->sequence_begin[sequence + 1] - j->sequence_begin[sequence];
 }
 
-/* Neighbouring sequences of one length, as a batch. */
+/* Consecutive sequences of equal length, as a batch. */
 typedef struct group {
     const job *j;
     size_t from_sequence;
     ar_batch batch;
     numbers *out;
-    char logits[96]; /* their name, of the baseline */
+    char logits[96]; /* name of the logits in the baseline */
 } group;
 
 /* Begins a group with as many sequences from `first_sequence` on as fit one batch. */

@@ -65,7 +65,7 @@ ari_lint_verdict ari_lint_lookup_gradient(ar_placement dy, ar_placement table);
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
-/* A layout as the lint looks at it. */
+/* A layout in the form that lint needs. */
 typedef struct ari_lint_layout {
     size_t size[ARI_LINT_AXES]; /* number of ranks along each axis; axes of size 1 are not checked */
     ari_axes expert_axes;       /* axes along which ranks hold different experts */

@@ -16,7 +16,7 @@ typedef struct ari_lint_value {
 typedef struct ari_lint_param {
     ari_lint_type type;
     bool broadcast, used, judged, gathered;
-    int uses, gradients;            /* in the passes of all micro-batches */
+    int uses, gradients;            /* counted over the passes of all micro-batches */
     bool partial[ARI_LINT_AXES];    /* true if ranks along the axis hold partial sums of the parameter's gradient */
     unsigned summed[ARI_LINT_AXES]; /* groups that have reduced them: one bit for each ari_over */
 } ari_lint_param;

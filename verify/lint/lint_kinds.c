@@ -181,7 +181,7 @@ void ari_lint_place_param(ari_lint_type *type, const ari_ledger_param *p, const 
         type->placement[ARI_AXIS_TP] = p->placement;
 }
 
-/* The axis along which a parameter's copies are. */
+/* Returns the axis along which a parameter has copies. */
 int ari_lint_copies_axis(const ari_lint_walk *w, const ari_ledger_param *p)
 {
     if (p->expert && w->layout->separate_experts)
@@ -420,7 +420,7 @@ static ar_status lint_attention(ari_lint_walk *w, const ari_ledger_operation *op
     }
     for (int axis = ARI_AXIS_RING; axis < ARI_LINT_AXES; axis++) {
         const bool sums = axis == ARI_AXIS_RING || (axis == ARI_LINT_COPIES && op->copies > 1);
-        if (sums && op->outputs == 3) /* of keys, and of values */
+        if (sums && op->outputs == 3) /* gradients of keys and of values */
             AR_TRY(expect_calls(w, op, axis, 2));
     }
     for (int i = 0; i < op->outputs; i++) {
@@ -755,7 +755,7 @@ static size_t peer_of(const ari_lint_walk *w, char pass, bool sends)
     return (w->current_rank + (forward ? 1 : n - 1)) % n;
 }
 
-/* A message is one call between two stages. */
+/* Checks that a message is one call between two stages. */
 static ar_status check_message(ari_lint_walk *w, const ari_ledger_operation *op, unsigned kind)
 {
     size_t calls = 0;

@@ -64,7 +64,7 @@ static ari_lint_verdict contract(ar_placement x, ar_placement w, int outputs)
 {
     if (ari_lint_partial(w))
         return broken(ari_lint_partial(x) ? AR_LINT_product_of_partials : AR_LINT_missing_reduction, w, invariant);
-    if (ari_lint_replicated(w)) /* and linear in x */
+    if (ari_lint_replicated(w)) /* and the operation is linear in x */
         return cut_at(x, FEATURES) ? ari_lint_mismatch(x, invariant)
                                    : accept_output(ari_lint_replicated(x) ? invariant : x);
     if (ari_lint_by_expert(w)) /* each rank has the rows of its experts */

@@ -15,7 +15,7 @@ typedef enum ari_collective {
     ARI_MOVES_ALL_GATHER,
     ARI_MOVES_BROADCAST,
     ARI_MOVES_ALL_TO_ALL,
-    ARI_MOVES_MESSAGE /* to the next rank of a ring or a pipeline */
+    ARI_MOVES_MESSAGE /* a message to the next rank of a ring or a pipeline */
 } ari_collective;
 
 /* A group of ranks in a collective, and its position on the nodes. */
@@ -55,7 +55,7 @@ enum { ARI_FORWARD, ARI_BACKWARD, ARI_PASSES };
 /* Seconds of one micro-batch's pass through a part. */
 typedef struct ari_pass_cost {
     double seconds[ARI_TIME_KINDS]; /* seconds that do not overlap with other work; products include attention */
-    double attention;               /* of the products */
+    double attention;               /* attention's part of the products */
     double weights;                 /* the part of the products that computes weight gradients, which a pipeline may
                                        defer */
 } ari_pass_cost;
@@ -69,7 +69,7 @@ typedef struct ari_part_cost {
     double input, scores;     /* parts of the saved bytes: blocks' inputs, and what selective recomputation does not
                                  save */
     double workspace;         /* bytes of the largest operation's values in the backward pass, */
-    double forward_workspace; /* and in the forward pass */
+    double forward_workspace; /* the same in the forward pass */
     double parameters;        /* elements of this rank */
     double experts, matrices; /* parts of them: experts that have copies on other ranks than the rest, and parameters
                                  that Muon updates */
@@ -99,7 +99,7 @@ typedef struct ari_rank_class {
     int first_rank, last_rank;   /* ranks */
     ari_part_counts rank, stage; /* parts of each rank; parts of the rank's first stage, whose backward pass comes
                                     last */
-    ari_part_counts before;      /* of all ranks before the first */
+    ari_part_counts before;      /* parts of all ranks before the first */
 } ari_rank_class;
 typedef struct ari_pipeline {
     int ranks, stages; /* number of ranks; stages of each rank */
@@ -124,7 +124,7 @@ typedef struct ari_sync {
     double numbers, stage_numbers;        /* the loss and the norm of gradients, over data and tp, over stages */
     bool shares_links[2];                 /* buckets wait while tp, and ep, use their kind of link */
     double shares, expert_shares;         /* number of ranks that shard the optimizer's state */
-    ari_links pipeline_links;             /* to the next rank of the pipeline */
+    ari_links pipeline_links;             /* links to the next rank of the pipeline */
 } ari_sync;
 /** Computes the reductions of a class of ranks; traffic: NULL, or a table to which they are added. The result depends
  *  on ZeRO and replicas, but not on the number of micro-batches. */

@@ -63,12 +63,12 @@ typedef struct elements {
     double probs, pairs;    /* probabilities as reported, and as the baseline stores them */
     double middle;          /* elements per token in a block's MLP or experts that the baseline stores */
     double emitted, routed; /* emitted elements per token, and how many of them all tp ranks have */
-    double experts;         /* in blocks, on average */
+    double experts;         /* experts per block, on average */
     double layers;
     reference_elements total, resident; /* all tensors of the reference, and those in memory: large tensors are on
                                            disk */
     double on_disk;                     /* size from which a tensor is stored on disk, in bytes */
-    double tensors;                     /* of all steps */
+    double tensors;                     /* tensors of all steps */
     double steps, states;               /* states: numbers that the optimizer keeps per weight */
     double extra; /* bytes per weight and step: the weight's allowance, the uncertainty of its update, and whether
                      its gradient is pure rounding */
@@ -98,7 +98,7 @@ static double widest_of(const ar_config *c)
     return s == 1.0 ? experts : s > 0.0 ? fmax(experts, (double)c->ffn) : (double)c->ffn;
 }
 
-/* Elements of a tensor that are in memory. */
+/* Returns the number of a tensor's elements that are in memory. */
 static double count_resident(const elements *n, double count)
 {
     return count * FLOAT < n->on_disk ? count : 0.0;
@@ -124,7 +124,7 @@ static void count_reference(elements *n, const ari_estimate_case *run)
     n->resident.block = 6.0 * count_resident(n, t * h) +
                         (2.0 + rotated) * (count_resident(n, t * n->q) + count_resident(n, t * n->kv)) + t * n->routed +
                         t * of_mlp + count_resident(n, n->probs);
-    if (run->run.dropout > 0.0) { /* of the probabilities forward, of two hidden states both ways */
+    if (run->run.dropout > 0.0) { /* probabilities in the forward pass, and two hidden states in both passes */
         n->total.block += t * 2.0 * h + n->probs / 2.0;
         n->resident.block += 2.0 * count_resident(n, t * h) + count_resident(n, n->probs) / 2.0;
     }
@@ -174,7 +174,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     return ari_param_list(c, add_kept, n);
 }
 
-/* The reference's forward and backward tensors of one step. */
+/* Returns the bytes of the reference's forward and backward tensors in one step. */
 static double activation_bytes(const elements *n, const reference_elements *r)
 {
     return FLOAT * 2.0 * (n->layers * r->block + r->outer);
@@ -231,7 +231,8 @@ static ar_status has_whole_middle(bool *is_unsharded, const ar_parallel *p, cons
 /* Adds the bytes that ranks store for a dump. A replicated value counts once for each rank that has it. */
 static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
-    const double tp = ari_at_least_one(p->tp), holders = ari_extent(p, ARI_CUTS_DATA); /* of the same parameters */
+    const double tp = ari_at_least_one(p->tp), holders = ari_extent(p, ARI_CUTS_DATA); /* ranks that hold the same
+                                                                                          parameters */
     const double extra_copies = run->dump == ARI_DUMPS_FIRST ? 0.0 : tp - 1.0;         /* copies beside the first */
     const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : holders;
     const double hidden = p->sp && tp > 1.0 ? 0.0 : n->tokens * n->hidden, middle = n->tokens * n->emitted;
@@ -297,9 +298,9 @@ static ar_status layout_bytes(double *bytes, const elements *n, const ar_paralle
 /* Measured in November 2026 on two x86-64 cores with AVX-512; the models were not written down. */
 static const double EXACT_RATE = 1.9e9, BINARY64_RATE = 3.4e9; /* multiply-adds of the baseline per second on one
                                                                   core */
-static const double NOISY_RATE = 2.3e9;                        /* with an error drawn for every rounding */
-static const double LAYOUT_RATE = 8e9;                         /* of a layout, all ranks together */
-static const double GRADCHECK_RATE = 5e9;                      /* of central differences, on two threads */
+static const double NOISY_RATE = 2.3e9;                        /* the same with a random error for every rounding */
+static const double LAYOUT_RATE = 8e9;                         /* rate of a layout, over all ranks together */
+static const double GRADCHECK_RATE = 5e9;                      /* rate of finite differences on two threads */
 /* Seconds per weight of one run: 50 ns to draw it, the rest for its gradient, the first access to its memory, and its
  * hash. */
 static const double PARAMETER_SECONDS = 90e-9;

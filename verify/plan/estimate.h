@@ -33,7 +33,7 @@ typedef struct ari_estimate {
     size_t bytes;   /* peak memory of all ranks and the baseline together: an upper bound, less than 1.6 times the
                        measured value */
     size_t space;   /* address space, including stacks of the ranks' threads and memory reserved by the allocator */
-    size_t written; /* of the files of a dump, within a tenth */
+    size_t written; /* bytes of a dump's files, accurate to a tenth */
     double macs;    /* multiply-adds of all steps' forward and backward passes */
     double seconds; /* rough estimate of the total time */
     size_t available, available_space; /* bytes of memory, and of address space, that this process can still allocate */

@@ -33,7 +33,7 @@ static ar_status counts_of(counts *n, const ar_config *c)
     const double h = (double)c->hidden, table = (double)c->vocab * h;
     size_t parameters = 0;
     AR_TRY(ari_config_parameters(c, &parameters));
-    const double joined = 2.0 * h * h * (double)c->mtp; /* of blocks for further tokens */
+    const double joined = 2.0 * h * h * (double)c->mtp; /* matrices of blocks for further tokens */
     const double attention = (double)ar_config_blocks(c) * ari_attention_matrices(c) + joined;
     n->matrices = attention + ari_mlp_matrices(c, true);
     n->table = head ? table : 0.0;
@@ -65,7 +65,7 @@ ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flo
     AR_TRY(counts_of(&n, c));
     const bool causal = k == ARI_FLOPS_CAUSAL;
     const double mean_dim =
-        (double)(c->head_dim + ar_config_value_dim(c)) / 2.0; /* of a product over keys, over values */
+        (double)(c->head_dim + ar_config_value_dim(c)) / 2.0; /* for a product over keys, and one over values */
     const double pairs = keys_of(c, seq, causal) * (double)c->heads * mean_dim;
     const double attention = (causal ? STEP : 2.0 * STEP) * pairs;
     const double blocks = STEP * (n.matrices + (k == ARI_FLOPS_PRODUCTS ? 0.0 : n.vectors)) + attention;

@@ -42,11 +42,11 @@ typedef struct seeker {
     int micro[MOST_MICRO], micros;
     ari_pipeline *pipeline; /* [MOST_PIPELINES] */
     int pipelines;
-    int divisor[MOST_DIVISORS], divisors; /* of the ranks */
-    int tp, cp;                           /* of the costs */
+    int divisor[MOST_DIVISORS], divisors; /* divisors of the number of ranks */
+    int tp, cp;                           /* key of the cost */
     known_cost *cost;                     /* [costs]; element 0 is unused */
     size_t costs, cost_room, list[COST_LISTS];
-    size_t cost_of[MOST_MICRO]; /* of the family's micro-batches */
+    size_t cost_of[MOST_MICRO]; /* index of the cost for each number of micro-batches */
     double parameters;
     /* of the mesh: the fastest layout that fits, the fastest one similar to published runs, and the one with the least
      * memory */

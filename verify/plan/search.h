@@ -33,8 +33,8 @@ typedef struct ari_choice {
     int etp;      /* as in ar_parallel */
     int zero, dp_replicate, micro_batches;
     int overlap;             /* chunks of tp's collectives overlapped with matmuls; 0: the base's */
-    int virtual_stages;      /* of each pipeline rank */
-    ar_pp_schedule schedule; /* of a pipeline */
+    int virtual_stages;      /* virtual stages of each pipeline rank */
+    ar_pp_schedule schedule; /* schedule of a pipeline */
     bool sp, zigzag;
     ar_recompute recompute;
 } ari_choice;
@@ -66,7 +66,7 @@ typedef struct ari_candidate {
     ari_choice choice;
     ar_status legal;    /* AR_OK, or why not */
     const char *reason; /* reason for the ranking in words, or "" */
-    double seconds;     /* of a step */
+    double seconds;     /* seconds of a step */
     const char *bound;  /* what bounds the step (ari_bound_of); static storage */
     double bytes;       /* a rank's memory in the production account */
     bool fits;
@@ -77,7 +77,7 @@ typedef struct ari_ranking {
     ari_candidate *layout; /* [n]: layouts that fit by seconds, then the others by bytes, then impossible ones */
     size_t n, room;
     size_t meshes, layouts, legal; /* numbers of meshes and of layouts that were searched, and of legal layouts */
-    size_t fitting;                /* in the list */
+    size_t fitting;                /* number of fitting layouts in the list */
     size_t equal; /* number of layouts at the top that are too close to the fastest to order by time; they come first
                      with the simplest one leading; 0: ordered by seconds only */
     ari_candidate fastest; /* the fastest legal layout, whether or not it fits */

@@ -497,7 +497,8 @@ static double exposed_sums(const step *s, size_t i)
         const double pass = dot(&k->rank, s->forward) + dot(&k->rank, s->backward);
         waiting = (s->micros - 1.0) * fmax(0.0, sync->sums - pass);
     }
-    const double used = (1.0 - share_on_links(s, &k->stage)) * (window - ready); /* of the window, by sums */
+    const double used = (1.0 - share_on_links(s, &k->stage)) * (window - ready); /* the part of the window that
+                                                                                    reductions can use */
     return sync->sums > 0.0 ? fmax(sync->last_bucket, sync->sums + waiting - used) : 0.0;
 }
 

@@ -51,7 +51,7 @@ const char *ari_time_name(ari_time_kind k);
 typedef struct ari_traffic_row {
     ari_time_kind time_kind;
     const char *call; /* "all_reduce", "send"; static storage */
-    double ranks;     /* of the group */
+    double ranks;     /* number of ranks in the group */
     bool inter_node;  /* the group spans nodes */
     double calls;
     double bytes;   /* bytes that one rank sends */
@@ -65,7 +65,7 @@ typedef struct ari_traffic {
 } ari_traffic;
 
 typedef struct ari_time {
-    double seconds[ARI_TIME_KINDS]; /* of a step */
+    double seconds[ARI_TIME_KINDS]; /* seconds of a step by kind */
     double hidden;                  /* seconds of communication overlapped with matmuls */
     ari_traffic traffic;
 } ari_time;

@@ -46,7 +46,7 @@ static ar_status set_order(ar_dump *d)
     AR_TRY(ARI_TAKE(&successor, &d->arena, d->tensors + 1, "an execution order"));
     AR_TRY(ARI_TAKE(&chained, &d->arena, d->tensors, "an execution order"));
     successor[d->tensors] = END;
-    for (size_t i = 0; i < d->files; i++) /* by rank */
+    for (size_t i = 0; i < d->files; i++) /* files are sorted by rank */
         chain_file(d, &d->file[i].placement, successor, chained);
     for (size_t k = successor[d->tensors], order = 0; k != END; k = successor[k])
         d->tensor[k].order = order++;

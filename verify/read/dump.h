@@ -24,7 +24,7 @@ void ari_npy_close(ari_npy *f);
 
 /* One file's part of one tensor. A mapping sets the fields up to and including `terms`. */
 struct ari_piece {
-    char *name; /* of the full tensor */
+    char *name; /* name of the full tensor */
     int ndim;
     size_t shape[AR_ST_MAX_DIMS]; /* shape of the full tensor, or the end of the box if unknown */
     bool has_shape;
@@ -41,7 +41,7 @@ struct ari_piece {
     int replica, replicas; /* number of this replica and of all replicas; 0 of 0: unknown */
     size_t sample_rows;    /* rows along dimension 0 of each sample; 0: unknown */
     char *left_out;        /* reason why the piece belongs to no tensor; NULL: it belongs to one */
-    bool more_copies;      /* of some boxes there are several copies of each number */
+    bool more_copies;      /* true if some boxes have several copies with the same number */
 };
 
 /* --- a dump ------------------------------------------------------------------------------------------------------- */
@@ -71,27 +71,27 @@ struct ar_dump {
     ar_st_model *model;
     ari_dump_file *file;
     size_t files, cap_files;
-    bool all_matched; /* of ar_dump_options */
+    bool all_matched; /* from ar_dump_options */
     bool of_ranks;    /* files are ranks' */
     bool mapped;      /* true if a mapping assigns files to ranks */
     int ranks, world; /* number of ranks with files, and of all ranks; world 0: unknown */
     int *rank;        /* [ranks] ranks with files, ascending */
     ar_mesh mesh;
-    ari_piece *piece; /* by name and rank */
+    ari_piece *piece; /* pieces sorted by name and rank */
     size_t pieces, cap_pieces;
-    ar_dump_tensor *tensor; /* by name */
+    ar_dump_tensor *tensor; /* tensors sorted by name */
     size_t tensors;
     ari_ragged *ragged; /* [raggeds] sorted by name */
     size_t raggeds;
     ar_dump_part *part; /* parts of all tensors, one tensor after the other */
-    ari_arena arena;    /* of all lists, names and boxes */
+    ari_arena arena;    /* memory of all lists, names and boxes */
 };
 
 /** Opens the files of d->path. map: NULL, or a mapping, which may assign files to ranks. Finds the rank of each file by
  *  the mapping or its placements, otherwise by name or order, if they are ranks' files at all. Sorts them by rank. */
 AR_NODISCARD ar_status ari_dump_open_files(ar_dump *d, const ari_map *map);
 void ari_dump_close_file(ari_dump_file *f);
-/** Entries of a file, whatever its format. */
+/** Returns the number of a file's entries in any format. */
 size_t ari_dump_entries(const ari_dump_file *f);
 const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i);
 
@@ -112,7 +112,7 @@ AR_NODISCARD ar_status ari_dump_rename(ar_dump *d, const char *const *name);
 /* Box of a tensor that becomes a tensor of its own. */
 typedef struct ari_tensor_cut {
     char name[200];
-    size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* in the tensor */
+    size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* range in the tensor */
     int drop;                                             /* number of leading dimensions of extent 1 to drop */
     size_t fold;  /* splits the first remaining dimension in two, of which the second has this extent; 0: no split */
     size_t every; /* takes every n-th element of the last dimension, starting with the first; 0: all */

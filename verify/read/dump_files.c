@@ -204,7 +204,7 @@ static ar_status add_state(ar_dump *d)
     return exists ? add_tensors(&f, d, d->path, ARI_DUMP_STATE) : AR_OK;
 }
 
-/* A folder without any file that is read. */
+/* Refuses a folder without any readable file. */
 static ar_status refuse_folder(const ar_dump *d)
 {
     const char *lacks = d->mapped ? "files of the mapping's pattern" : ".safetensors or .npy files";

@@ -45,7 +45,7 @@ static size_t name_length(const char *text)
     return isdigit((unsigned char)text[0]) || n >= ARI_MAP_NAME ? 0 : n;
 }
 
-/* Moves *text past it. */
+/* Reads the next token and moves *text past it. */
 static token next_token(const char **text)
 {
     const char *c = *text;

@@ -9,11 +9,11 @@
 /* A mapping file: describes how tensors of files without metadata form full tensors (pytorch.md). It maps names, says
  * which tensor dimension each mesh dimension divides, and how packed tensors are cut. Anything else is left to numpy
  * beforehand. */
-#define ARI_MAP_STARS 8     /* of a glob */
+#define ARI_MAP_STARS 8     /* stars in a glob */
 #define ARI_MAP_NAME 16     /* bytes of a number's or a dimension's name */
 #define ARI_MAP_BLOCKS 64   /* blocks packed in one tensor */
 #define ARI_MAP_BOXES 65536 /* boxes of one tensor in one file */
-#define ARI_MAP_RANKS 65536 /* of a mesh */
+#define ARI_MAP_RANKS 65536 /* ranks in a mesh */
 
 typedef struct ari_map_split {
     int mesh;    /* index of the dividing mesh dimension */
@@ -21,7 +21,7 @@ typedef struct ari_map_split {
     bool zigzag; /* true: the dimension is cut into 2n pieces, and rank i has the i-th piece from either end */
 } ari_map_split;
 typedef struct ari_map_rule {
-    size_t number;     /* from 1, for messages */
+    size_t number;     /* number of the rule from 1, for messages */
     const char *match; /* glob: '*' matches any bytes, '?' one character, '\' escapes a byte */
     bool leave;
     const char *rename; /* NULL: the name stays */
@@ -87,7 +87,7 @@ typedef struct ari_piece ari_piece; /* a file's part of a tensor (dump.h) */
 /** Sets which summand the rank at these coordinates has in a sum over dimensions of the mesh, from bit 0. */
 void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *coords, unsigned summed_dims);
 
-/* A file's tensor that a mapping is applied to. */
+/* A file's tensor to which a mapping is applied. */
 typedef struct ari_map_source {
     int rank; /* -1: the file is no rank's */
     const ar_st_entry *entry;

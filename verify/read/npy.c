@@ -246,7 +246,7 @@ static ar_status lay_out(ari_npy *f, size_t data_bytes, const char *path)
     e->bytes = data_bytes;
     size_t stride = 1;
     for (int i = 0; i < e->ndim; i++) {
-        const int d = f->fortran ? i : e->ndim - 1 - i; /* from the fastest on */
+        const int d = f->fortran ? i : e->ndim - 1 - i; /* from the fastest dimension on */
         f->box.extent[d] = e->shape[d];
         f->box.stride[d] = stride;
         stride *= count == 0 ? 1 : e->shape[d]; /* at most count */

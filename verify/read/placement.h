@@ -13,7 +13,7 @@
 /* File of the optimizer's state next to a model in Hugging Face's format. */
 #define ARI_DUMP_STATE "optimizer.safetensors"
 
-/* Placement of one tensor. */
+/* The placement of one tensor. */
 typedef struct ari_placed {
     char *name;
     int ndim; /* number of dimensions of the full tensor; -1: unknown */

@@ -61,7 +61,7 @@ static void add_dim(rows *r, size_t extent, size_t full, size_t local)
     r->dims++;
 }
 
-/* Rows of a box that is not empty. */
+/* Describes the rows of a nonempty box. */
 static rows rows_of(const ar_dump_tensor *t, const ar_dump_box *b)
 {
     rows r = {.local_start = b->offset, .width = 1, .step = 1};

@@ -18,7 +18,7 @@ typedef struct copy {
 typedef struct pair {
     const ar_dump_tensor *t;
     const copy *copies[2];
-    const ari_dump_run *run; /* of the first, while the second's are walked through */
+    const ari_dump_run *run; /* run of the first copy, while the second copy's runs are visited */
     size_t first_index, different;
     ar_dump_differs differs; /* NULL: by bits */
     void *user;

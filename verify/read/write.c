@@ -177,7 +177,7 @@ ar_status ari_placement_text(char **dcp, char **placement_text, const ari_placem
 }
 
 /* --- writing ------------------------------------------------------------------------------------------------------ */
-/* Contents of one file. */
+/* The contents of one file. */
 typedef struct contents {
     ar_st_tensor *tensor;
     ari_placed *placed;

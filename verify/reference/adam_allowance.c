@@ -70,7 +70,7 @@ double ari_step_of_largest(const ari_ref_tensor *t)
 /* Effect of rounding to the matrices' storage format: half a step of the largest element. */
 static double stored_off(const ari_ref_tensor *t, const ari_adam_case *c)
 {
-    const double steps = c->stored / 0x1p-24; /* of fp32's */
+    const double steps = c->stored / 0x1p-24; /* roundoff relative to that of fp32 */
     return t->ndim == 2 && steps > 1.0 ? 0.5 * steps * ari_step_of_largest(t) : 0.0;
 }
 

@@ -229,7 +229,7 @@ ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name)
     return e;
 }
 
-/* Over the tensors that `filter` picks. */
+/* Computes hashes over the tensors that `filter` selects. */
 static ar_status hash(char hex[65], const ari_reference *r, bool (*filter)(const ari_reference *, size_t),
                       float *const *values)
 {

@@ -28,7 +28,7 @@ typedef struct ari_reference {
     size_t kinks;             /* number of arguments near a kink (ari_sensitivity_allow) */
     double loss;              /* large enough for the loss of a run of one step */
     size_t padding;           /* further rows at the end of a run's batch, which are not compared */
-    ar_check_vacuous vacuous; /* after ari_reference_finish */
+    ar_check_vacuous vacuous; /* set by ari_reference_finish */
 } ari_reference;
 
 /** Appends an emitted tensor. Has the type ar_baseline_emit; user: an ari_reference, all zero at first. */

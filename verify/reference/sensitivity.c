@@ -67,7 +67,7 @@ typedef struct measuring {
                          ref->count */
     double *kinked;   /* [ref->count] largest difference caused by uncertain slopes */
     float **doubt;    /* [ref->count] for weights after Adam: the further part of `beside` in a step; NULL: none yet */
-    size_t capacity;  /* of beyond and rounds */
+    size_t capacity;  /* capacity of beyond and rounds */
     ari_arena arena;  /* memory for everything except these two lists */
 } measuring;
 

@@ -64,9 +64,9 @@ AR_NODISCARD ar_status ari_checkpoint_check_names(const ar_checkpoint *c, const 
 
 /** SHA-256 hashes in hexadecimal; "": the checkpoint lacks the file. */
 typedef struct ari_checkpoint_hashes {
-    char config[65];    /* of config.json's bytes */
+    char config[65];    /* hash of config.json's bytes */
     char weights[65];   /* ari_tensors_hash of model.safetensors */
-    char optimizer[65]; /* and of optimizer.safetensors */
+    char optimizer[65]; /* hash of optimizer.safetensors */
 } ari_checkpoint_hashes;
 
 /** A state that was read, and the memory that it borrows. */

@@ -94,7 +94,7 @@ static ar_status choice(const object *o, const char *key, const char *const *nam
     return ari_json_wrong(&o->location, key, "%s is '%s', %s", o->context, ARI_SHOW(text), message);
 }
 
-/* Borrowed from the JSON that was read. */
+/* Reads a text, borrowed from the JSON. */
 static ar_status text(const object *o, const char *key, const char **x)
 {
     return o->out ? put_value(o, key, *x ? ari_json_text(*x) : json_null()) : ari_json_string_or(&o->location, key, x);

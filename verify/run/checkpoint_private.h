@@ -10,7 +10,7 @@ AR_BEGIN_DECLS
 
 /** The folder of the last checkpoint written; "" before the first. Borrowed until the next save. */
 const char *ari_checkpoint_written(const ar_checkpoint_writer *w);
-/** The folder with training.json in it, links resolved. Borrowed. */
+/** Returns the folder that contains training.json, with links resolved. Borrowed. */
 const char *ari_checkpoint_path(const ar_checkpoint *c);
 /** Hash of the weights; borrowed. */
 const char *ari_checkpoint_weights_hash(const ar_checkpoint *c);

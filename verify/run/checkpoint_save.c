@@ -23,7 +23,7 @@ struct ar_checkpoint_writer {
     unsigned char *config; /* text of config.json; NULL: none */
     size_t config_bytes;
     char config_hash[65];
-    ar_config model; /* of the config's text */
+    ar_config model; /* model of the config's text */
     ari_full_set *set;
     char *written; /* path of the last written checkpoint; NULL before the first */
 };

@@ -120,7 +120,7 @@ typedef struct job {
     rank_result *rank; /* [world] */
 } job;
 
-/* Memory that outlives the step. */
+/* Measures memory that outlives the step. */
 static void measure_memory(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memory *m)
 {
     const ar_arith_ops *arith = ar_ctx_arith(ctx);

@@ -47,9 +47,9 @@ typedef struct ari_cluster_result {
     uint64_t bytes; /* moved between ranks, all ranks together, each byte once */
     uint64_t bytes_per_rank_max;
     ari_routed routed;
-    uint64_t calls[ARI_COLLECTIVE_KINDS]; /* of rank 0 */
+    uint64_t calls[ARI_COLLECTIVE_KINDS]; /* calls of rank 0 */
     double seconds;
-    bool has_predicted; /* with a cluster */
+    bool has_predicted; /* true for a run with a cluster */
     ar_trace_summary predicted;
     ar_sim_rank_report *reports; /* [world] reports of the ranks if a run with threads failed, otherwise NULL */
 } ari_cluster_result;
@@ -88,14 +88,14 @@ typedef struct ari_trainer {
     size_t n;
     ar_ddp *ddp;             /* NULL: forward only */
     ar_optimizer *optimizer; /* NULL: no optimizer */
-    ar_train_options step;   /* of ar_train_step */
+    ar_train_options step;   /* options of ar_train_step */
 } ari_trainer;
 
 /** Creates model, loss and optimizer by run, config, weights and forward_only of the options. Collective over the
  *  groups of the context, which must outlive them. After an error everything is destroyed and *t is empty. Errors:
  *  those of the parts. */
 AR_NODISCARD ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o);
-/** Accepts an empty one. */
+/** Destroys a trainer; also accepts an empty one. */
 void ari_trainer_destroy(ari_trainer *t);
 /** ar_module_train_step. */
 AR_NODISCARD ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t, ar_ctx *ctx, const ar_batch *global,

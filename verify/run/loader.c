@@ -14,7 +14,7 @@ ARI_OWNER(ar_loader, ari_loader_destroy)
 #define MAX_WINDOWS ((uint64_t)1 << 32) /* number of positions that a 32-bit word can select */
 
 struct ar_loader {
-    ari_arena arena;     /* of the lists */
+    ari_arena arena;     /* memory of the lists */
     const ar_data *data; /* borrowed */
     ar_loader_options options;
     uint64_t key;
@@ -52,7 +52,7 @@ void ari_shuffle(size_t *order, size_t n, uint64_t key, uint32_t epoch)
     }
 }
 
-/* Packed, the rows of the data are one. */
+/* Returns the number of rows; packed data form a single row. */
 static size_t rows_of(const ar_data *d, const ar_packing *p)
 {
     return p->enabled ? 1 : ari_data_rows(d);

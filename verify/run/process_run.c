@@ -268,7 +268,7 @@ ar_status ari_process_collect(ar_process *p, const ari_bytes *local_bytes,
     ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "sizes of the processes' results");
     if (st == AR_OK)
         st = ari_process_gather(p, &gathered, sizes, local_bytes->data, local_bytes->count);
-    if (st == AR_ERR_MEMORY) /* of this process alone */
+    if (st == AR_ERR_MEMORY) /* a failure of this process only */
         st = ari_process_give_up(p, st);
     if (st == AR_OK) {
         if (p->rank == 0)

@@ -188,7 +188,7 @@ ar_status ari_run_check_targets(const ar_run *r, const ar_config *c)
                         c->name);
 }
 
-/* A group's glob must match at least one parameter. */
+/* Checks that a group's glob matches at least one parameter. */
 typedef struct group_match {
     const char *glob;
     bool any;

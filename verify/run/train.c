@@ -231,7 +231,7 @@ static bool ended_early(const ar_training_report *r)
     return r->end == AR_TRAINING_DIVERGED || r->end == AR_TRAINING_WRONG;
 }
 
-/* Steps after `first` that are multiples of verify_every. */
+/* Counts the steps after `first` that are multiples of verify_every. */
 static uint64_t verified_steps(const ar_training_report *r, const ar_training_options *o)
 {
     return o->verify_every > 0 ? r->steps / o->verify_every - r->resumed_steps / o->verify_every : 0;

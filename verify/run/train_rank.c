@@ -42,7 +42,7 @@ ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr)
     return AR_OK;
 }
 
-/* State of one rank. */
+/* The state of one rank. */
 typedef struct member {
     ari_training *job;
     ar_ctx *ctx;
@@ -130,7 +130,7 @@ static void record_divergence(const member *m, const ar_train_result *r)
              m->job->o->run.clip > 0.0 ? "" : " or clipping");
 }
 
-/* True if this step is to be verified. */
+/* Returns true if this step is to be verified. */
 static bool is_verified(const member *m, uint64_t step)
 {
     return m->gradients && step % m->job->o->verify_every == 0;

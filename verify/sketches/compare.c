@@ -315,7 +315,7 @@ static ar_status find_lost_gradients(ari_sketch_report *r)
     return AR_OK;
 }
 
-/* Rows that the options ask for, in execution order. */
+/* Selects the rows that the options ask for, in execution order. */
 static ar_status select_rows(const comparison *c)
 {
     const ar_verify_options *o = c->options;

@@ -6,7 +6,7 @@
 
 #include "verify/sketches/sketches.h"
 
-#define DEVIATIONS 3.0 /* of an estimate, in favour of "same" */
+#define DEVIATIONS 3.0 /* Deviations of an estimate that count as "same". */
 
 bool ari_is_exact(const ar_sketch *a, const ar_sketch *b)
 {

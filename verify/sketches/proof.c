@@ -19,7 +19,7 @@ static ari_value_counts counts_of(const ar_sketch *s)
     return (ari_value_counts){s->elements, zeros, s->nan, s->inf};
 }
 
-/* The value of a tensor of one element. */
+/* Returns the value of a tensor with one element. */
 static double value_of(const ar_sketch *s)
 {
     return s->nan > 0 ? (double)NAN : s->inf > 0 ? (double)INFINITY : s->sum;

@@ -41,7 +41,7 @@ typedef struct ari_sketch_allowance {
     double norm;           /* allowed norm of the difference over all elements, `excused` included */
 } ari_sketch_allowance;
 
-/* A tensor of both runs, or of one. */
+/* A tensor of both runs, or of one of them. */
 typedef struct ari_sketch_row {
     const char *name;
     int step;
@@ -68,7 +68,7 @@ typedef struct ari_step_list {
 typedef struct ari_sketch_report {
     ari_sketch_row *row; /* [rows] in the reference's order; rows that only the other run has come last, by step */
     size_t rows;
-    size_t compared, different, unjudged; /* of the rows */
+    size_t compared, different, unjudged; /* numbers of rows */
     size_t left_out;                      /* number of rows that a run marks as not comparable or whose samples are
                                              reordered */
     size_t reordered;                     /* how many of `left_out` are activations of reordered samples */

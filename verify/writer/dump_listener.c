@@ -22,7 +22,7 @@ typedef struct tensor_part {
 struct ar_dump_listener {
     ar_dump_listener_options options;
     char passes[16];
-    tensor_part **list; /* by first report */
+    tensor_part **list; /* sorted by first report */
     size_t count, capacity;
     void *by_name; /* tsearch's */
 };

@@ -14,7 +14,7 @@
 
 struct ari_mpi_channel {
     ari_mpi_channel *next;
-    int src_rank, dst_rank; /* of the communicator */
+    int src_rank, dst_rank; /* ranks in the communicator */
     ari_mpi_rendezvous rendezvous;
 };
 

@@ -21,7 +21,7 @@ typedef struct mpi_link {
     ari_link base; /* first */
     ari_mpi *p;
     int tag;
-    pthread_mutex_t lock; /* of `sent` */
+    pthread_mutex_t lock; /* guards `sent` */
     sent *sent;
     ari_message *incoming; /* NULL: no message in progress */
     MPI_Request request;   /* its */
@@ -109,7 +109,7 @@ static ari_message *link_receive(ari_link *base)
     return m;
 }
 
-/* The launcher ends all processes when one dies. */
+/* Finds no ended process, because the launcher ends all processes when one dies. */
 static int find_ended(ari_link *l, int rank, char *text, size_t size)
 {
     (void)l, (void)rank, (void)text, (void)size;

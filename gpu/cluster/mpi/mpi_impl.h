@@ -55,7 +55,7 @@ void ari_mpi_fail(ari_mpi *p, const ari_flight_group *group, ar_status st, const
 /* Pending requests of one call. Grows. */
 typedef struct ari_mpi_requests {
     MPI_Request *request;
-    int *member; /* of the group, whom request i needs */
+    int *member; /* members of the group that request i needs */
     int *index;  /* room for MPI */
     size_t n, room[3];
 } ari_mpi_requests;
@@ -70,7 +70,7 @@ typedef struct ari_mpi_rendezvous {
     ari_flight_call open;
     const ari_call *call; /* call that the member is in; `where` is "in" or "in the middle of", for reports */
     const char *phase;
-    ari_calls calls;                  /* of all members */
+    ari_calls calls;                  /* calls of all members */
     char *first_messages;             /* the members' first messages, and */
     char *long_messages;              /* messages longer than the first ones, of the last call that had any */
     size_t *first_bytes, *long_bytes; /* [n] */

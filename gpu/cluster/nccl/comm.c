@@ -146,7 +146,7 @@ ar_status ari_nccl_run(ar_comm *base, const ari_call *call)
     if (st == AR_OK)
         st = ari_nccl_enqueue(c, call);
     ari_stream *s = ari_queue_stream(call->queue);
-    if (st == AR_OK && call->kind == ARI_BARRIER) /* of hosts too */
+    if (st == AR_OK && call->kind == ARI_BARRIER) /* a barrier also waits for the hosts */
         st = ari_stream_sync(s, 0);
     if (st == AR_OK)
         st = ari_nccl_world_status(w); /* the stream no longer waits after NCCL was aborted */

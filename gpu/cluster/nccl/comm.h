@@ -65,7 +65,7 @@ struct ari_nccl_comm {
 
 AR_NODISCARD ar_status ari_nccl_world_create(ari_nccl_world **result, ar_process *p, ar_device *d);
 void ari_nccl_world_release(ari_nccl_world *w);
-/** AR_OK, or the failure, as this rank gets it. */
+/** Returns AR_OK, or the world's failure as this rank gets it. */
 ar_status ari_nccl_world_status(ari_nccl_world *w);
 /** Ends the world: this rank's next call returns `st`, and the other ranks get `why`. */
 void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why);

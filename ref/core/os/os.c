@@ -184,7 +184,7 @@ bool ari_program_path(char *path, size_t cap)
 {
 #if ARI_OS_LINUX
     const ssize_t length = readlink("/proc/self/exe", path, cap);
-    if (length <= 0 || (size_t)length >= cap) /* no /proc here */
+    if (length <= 0 || (size_t)length >= cap) /* without /proc */
         return false;
     path[length] = '\0';
     return true;

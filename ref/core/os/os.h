@@ -68,7 +68,7 @@ int ari_rename_new(int dir_fd, const char *src, const char *dst);
  *  is missing for a moment. Returns 0, or -1 with errno. */
 int ari_rename_exchange(int dir_fd, const char *a, const char *b);
 
-/** When the file was last written. */
+/** Returns when the file was last written. */
 static inline struct timespec ari_modified(const struct stat *s)
 {
 #if defined(__APPLE__)

@@ -57,7 +57,7 @@ static ar_tensor fp32_of(const ar_tensor *piece, float **scratch, bool with_valu
     return wide;
 }
 
-/* Floats of room that a product needs. */
+/* Returns the number of floats of scratch that a product needs. */
 static size_t room_of(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b)
 {
     const size_t m = at_most_piece(c->shape[c->ndim - 2]), n = at_most_piece(c->shape[c->ndim - 1]);

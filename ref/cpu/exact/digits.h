@@ -25,7 +25,7 @@
 /* Maximum number of sums in a register tile. */
 #define ARI_DIGIT_TILE ((size_t)96)
 
-/* Functions of a kernel of digits besides its product. */
+/* Functions of a kernel with digits, except its product. */
 ari_panel_pack ari_digits_pack_left, ari_digits_pack_right;
 void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r);
 

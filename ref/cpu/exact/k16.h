@@ -190,7 +190,7 @@ K16 static void pack_right_narrow(const ari_panel_kernel *kernel, void *panel, c
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
 #define BIAS (1u << 31)
-#define OVERLAPPED (K16_LANES == 16)                 /* of the 16 registers of AVX2 the products leave none */
+#define OVERLAPPED (K16_LANES == 16)                 /* the products use all 16 registers of AVX2 */
 #define ROUNDS(narrow) ((narrow) || K16_LANES == 16) /* AVX2 has no instruction that converts int64 */
 
 K16_INLINE vec dot(vec sum, vec a, vec b)

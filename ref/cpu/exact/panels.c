@@ -8,8 +8,8 @@
 /* Panels of an operand's slice, block after block. */
 typedef struct panels {
     char *data;
-    size_t rows;  /* of all panels */
-    size_t bytes; /* of a term of a row */
+    size_t rows;  /* rows of all panels */
+    size_t bytes; /* bytes of one term in a row */
 } panels;
 
 typedef struct workspace {

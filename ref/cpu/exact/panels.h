@@ -43,20 +43,20 @@ typedef void ari_panel_pack(const ari_panel_kernel *kernel, void *panel, const a
 typedef void ari_panel_product(int32_t *sums, const int8_t *left, const int8_t *right, size_t terms);
 
 struct ari_panel_kernel {
-    size_t rows, cols;              /* of a register tile */
+    size_t rows, cols;              /* size of a register tile */
     size_t lanes;                   /* the tile's last columns form a panel of full vectors of this many lanes */
     size_t left_bytes, right_bytes; /* bytes of a term of a row of a panel */
     size_t head;                    /* terms for which a panel has space before the first */
     size_t step;                    /* panels have whole steps of terms, padded with zeros */
-    size_t slice;                   /* maximum number of terms in a slice; whole steps */
-    size_t block;                   /* maximum number of terms in a panel; whole steps */
+    size_t slice;                   /* maximum number of terms in a slice, a multiple of `step` */
+    size_t block;                   /* maximum number of terms in a panel, a multiple of `step` */
     size_t near_rows, near_cols;    /* size of the part of a tile that is processed block after block */
     ari_panel_pack *pack_left, *pack_right;
     void (*multiply)(const ari_panel_kernel *kernel, const ari_register_tile *r);
     /* used instead of the above: multiplies `tiles` register tiles with the same right panel, from r downwards */
     void (*multiply_column)(const ari_panel_kernel *kernel, const ari_register_tile *r, size_t tiles);
     size_t left_group, right_group; /* for kernels with digits: number of contiguous terms of one row */
-    ari_panel_product *product;     /* of a kernel of digits */
+    ari_panel_product *product;     /* for a kernel with digits */
     bool rounds;                    /* multiply_column writes results */
 };
 

@@ -41,7 +41,7 @@ static ar_status unknown_path(const char *set)
     return ar_error_set(AR_ERR_ARG, "cpu device: %s is '%.40s', expected %s", ARI_EXACT_VARIABLE, set, names);
 }
 
-/* The path that the variable names. */
+/* Finds the kernel that the environment variable names. */
 static ar_status forced(const ari_exact_path **out, const char *set)
 {
     size_t i = 0;

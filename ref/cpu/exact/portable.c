@@ -58,7 +58,7 @@ ARI_SIMD static void widen_split(double *restrict hi, double *restrict lo, const
     for (size_t k = 0; k < n; k++) {
         const int32_t shifted = q[k] + 4096;
         const int32_t low = (shifted & 8191) - 4096;
-        const int32_t high = (q[k] - low) / 8192; /* no remainder */
+        const int32_t high = (q[k] - low) / 8192; /* the division leaves no remainder */
         hi[k] = (double)high;
         lo[k] = (double)low;
     }

@@ -312,7 +312,7 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     const size_t shape[3] = {dcontext->shape[0], dcontext->shape[1],
                              (m->heads + m->kv_heads) * m->o.head_dim + m->kv_heads * m->value_dim};
     ar_tensor x[3], gathered[2], dout;
-    ar_tensor g[3]; /* of x, of this rank's positions */
+    ar_tensor g[3]; /* gradients of x for this rank's positions */
     rotation r;
     for (int i = 2; i >= 0; i--)
         AR_TRY(ar_saved_pop(saved, m, SAVED_Q + i, &x[i]));

@@ -20,7 +20,7 @@ typedef struct ari_attention {
     struct ari_latent *latent; /* owned; NULL: no latent attention */
     ari_qk_norm norm;
     ar_param sinks;         /* [heads] if the options have sinks */
-    size_t heads, kv_heads; /* of this tensor-parallel rank */
+    size_t heads, kv_heads; /* heads on this tensor-parallel rank */
     size_t value_dim;       /* features of a value */
     size_t group_full;      /* query heads per KV head, counted over all ranks */
     int copies, kv_copies;  /* numbers of tensor-parallel ranks that hold each query head and each KV head */
@@ -31,7 +31,7 @@ typedef struct ari_attention {
                          requested */
     uint32_t largest_step;
     float *clip;              /* clip factors of the local features of q | k | v, then of those of all heads */
-    ari_dropout dropout;      /* of the probabilities */
+    ari_dropout dropout;      /* dropout of the probabilities */
     ar_buf cos, sin;          /* [positions, rotated pairs], computed for the longest sequence so far */
     size_t positions, length; /* length: ari_rope_length for which they were computed */
     ar_device *device;        /* the device that owns the tables */

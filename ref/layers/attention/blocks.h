@@ -19,7 +19,7 @@ typedef struct ari_order {
     size_t window; /* 0: no window */
 } ari_order;
 
-/** The keys that the query at a position sees. */
+/** Returns the keys that the query at a position may see. */
 ari_keys ari_order_keys(const ari_order *o, size_t position);
 
 /* Blocks of scores. The query heads of a KV head's group are consecutive rows of one matrix [group * rows, seq], and
@@ -29,7 +29,7 @@ typedef struct ari_score_blocks {
     ari_order order;
     const ari_keys *visible; /* borrowed [samples, rows]; NULL: the keys that the order allows */
     size_t samples, kv_heads, group;
-    size_t rows;        /* of order.rows */
+    size_t rows;        /* number of rows of the order */
     size_t max_scores;  /* scores of a block */
     bool full_matrices; /* true if blocks are whole matrices */
     bool ring;

@@ -33,7 +33,7 @@ ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t head
  * tensor-parallel rank, on the other (by heads) all positions and its share of the heads. */
 typedef struct exchange {
     size_t n, rank;      /* number of neighbours, and this rank's index among them */
-    const size_t *heads; /* of a tensor-parallel rank, for each tensor */
+    const size_t *heads; /* number of heads on a tensor-parallel rank, for each tensor */
     int tensors;
     bool together;           /* true for an exchange from local heads to all: the c-th copy of a head sends it to the
                                 c-th copies of the others */

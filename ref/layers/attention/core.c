@@ -19,7 +19,7 @@
 
 enum { SAVED_CORE = 16 }; /* key for this module's values, in addition to the owner's saved values */
 
-/* State that is the same for all blocks. */
+/* State shared by all blocks. */
 typedef struct pass {
     const ari_core *c;
     ar_ctx *ctx;

@@ -8,19 +8,19 @@
 /* A rank's part of an attention. Query heads are ordered by KV head, heads/kv_heads for each. */
 typedef struct ari_core {
     const char *name;       /* the attention's path, for tags and taps */
-    size_t heads, kv_heads; /* of this rank */
+    size_t heads, kv_heads; /* heads on this rank */
     size_t heads_full;      /* query heads of the model */
     size_t head_start;      /* the model's number of the first head on this rank */
     size_t group_full;      /* query heads per KV head, counted over all ranks */
     int copies;             /* number of tensor-parallel ranks that compute the same heads */
     ar_comm *replicas;      /* ranks that work on the same KV head and other query heads; NULL: none */
     size_t seq;             /* keys, values */
-    ar_positions rows;      /* of the queries, in their order */
+    ar_positions rows;      /* positions of the queries, in order */
     bool causal;
     size_t window;              /* 0: no window */
     double query_scalar, cap;   /* scores are divided by the square root of the first, and limited by the second; cap
                                    0: no limit */
-    const ari_dropout *dropout; /* of the probabilities */
+    const ari_dropout *dropout; /* dropout of the probabilities */
     ar_param *sinks;            /* one logit per head, for the local heads from first_sink on; NULL: no sinks */
     size_t first_sink;
     int32_t *largest; /* [heads_full]: ari_key32 of each head's largest logit so far, updated; NULL: not recorded */

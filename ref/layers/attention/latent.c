@@ -14,7 +14,7 @@
 enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
 enum { QUERIES, KEYS }; /* low-rank paths */
 
-/* A path's norm and the layer behind it. */
+/* A path's norm and the layer after it. */
 typedef struct latent_path {
     char norm_name[ARI_PART_PATH], name[ARI_PART_PATH];
     ar_param gain;
@@ -114,7 +114,7 @@ static ar_status join(ari_attention *m, ar_ctx *ctx, ar_tensor *qkv, const ar_te
     AR_TRY(ari_like(ctx, qkv, q, m->heads * (2 * m->o.head_dim + m->value_dim)));
     const latent_views views = views_of(m, qkv, up);
     ar_tensor shared = ar_tensor_slice(low, 2, rope_start, rope);
-    shared = ari_heads_view(&shared, 0, m->heads, 0, rope); /* each head the same features */
+    shared = ari_heads_view(&shared, 0, m->heads, 0, rope); /* every head gets the same features */
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &views.q, q));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &views.k, &views.up_k));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &views.k_rope, &shared));

@@ -15,7 +15,7 @@ static void fill_sample(ari_keys *visible, const ari_core *c, const ar_batch *ba
 {
     const ari_order by_order = ari_core_order(c);
     const size_t rows = ari_positions_count(&c->rows);
-    size_t begin = 0, end = 0; /* of the document */
+    size_t begin = 0, end = 0; /* range of the document */
     for (size_t i = 0; i < rows; i++) {
         const size_t p = ari_positions_at(&c->rows, i);
         const ari_keys order = ari_order_keys(&by_order, p);
@@ -47,7 +47,7 @@ static ar_status upload_padding(ar_ctx *ctx, ari_core_saved *state, const ar_bat
     return ar_ctx_upload(ctx, &state->padding, batch->padding_mask);
 }
 
-/* The own rows of the additive mask. */
+/* Uploads this rank's rows of the additive mask. */
 static ar_status upload_additive(const ari_core *c, ar_ctx *ctx, ari_core_saved *state, const ar_batch *batch)
 {
     const size_t rows = ari_positions_count(&c->rows), planes = batch->mask_batch * batch->mask_heads;

@@ -32,10 +32,10 @@ typedef struct experts_module {
     ar_param **first_weights, **second; /* [n, 2] gate and up, and [n] down; owned */
     size_t initialised_count;           /* number of initialised entries in `weight`, including biases */
     size_t local_experts, first_expert; /* experts of this rank, and the number of the first */
-    size_t width;                       /* of an expert, here */
+    size_t width;                       /* width of an expert on this rank */
     ari_shared shared;                  /* the expert for all tokens */
     ari_balance balance;
-    ari_scores scores; /* of a router of sigmoids */
+    ari_scores scores; /* scores of a sigmoid router */
 } experts_module;
 
 /* Saved values of the forward pass. */
@@ -51,7 +51,7 @@ static const char *router_leaf(const experts_module *m)
     return m->o.router ? m->o.router : "gate";
 }
 
-/* A value of the module's own tokens. */
+/* Taps a value of the module's local tokens. */
 static ar_status tap_own(const experts_module *m, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t)
 {
     return ari_tap_placed(ctx, m->base.name, part, pass, t, t->shape[t->ndim - 1], m->token_placement);
@@ -123,7 +123,7 @@ static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r
 typedef struct product {
     const experts_module *m;
     bool second, back, alone; /* alone: a product of this rank's part only, not reduced */
-    size_t columns;           /* of the result, here */
+    size_t columns;           /* columns of the result on this rank */
 } product;
 
 /* Prepares the operand of an expert's weights like a linear layer. */

@@ -8,7 +8,7 @@
 /* Routes of all expert-parallel ranks, in host memory, and the order that they define. */
 typedef struct sorting {
     size_t ranks, me, k;
-    size_t slots;                /* of each rank */
+    size_t slots;                /* number of slots on each rank */
     size_t samples, own_samples; /* number of samples whose rows arrive here, and of samples of one rank */
     size_t first_expert;         /* first of this rank's experts, whose number is groups.n */
     int32_t *expert;             /* [ranks, slots] experts; NULL: the experts in turn */
@@ -328,7 +328,7 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
                           const size_t *receives, const char *tag)
 {
     const size_t h = x->shape[1], ranks = (size_t)ar_comm_size(ctx->ep);
-    ARI_OWNED size_t *counts = NULL; /* to send, then to receive */
+    ARI_OWNED size_t *counts = NULL; /* numbers of rows to send and to receive */
     AR_TRY(ari_new_rows(ctx, y, x->dtype, rows, h));
     AR_TRY(ARI_ALLOC(&counts, 2 * ranks, "elements to exchange"));
     for (size_t r = 0; r < ranks; r++) {

@@ -12,7 +12,7 @@ typedef struct ari_routes {
     ar_groups groups;  /* rows of each of this rank's experts */
     ar_tensor place;   /* int64 [slots] row of each slot among the sent rows; of the step */
     ar_tensor slot_of; /* int64 [slots] slot of each sent row; of the step */
-    size_t rows;       /* of the experts here */
+    size_t rows;       /* rows of the experts on this rank */
     /* only with expert-parallel ranks, else NULL */
     size_t *sends, *receives; /* rows to and from each rank */
     ar_tensor arrived,
@@ -27,9 +27,9 @@ typedef struct ari_routing {
     const ar_tensor
         *gathered_experts; /* int32 [ranks, tokens, k] on the device: experts for the tokens of all expert-parallel
                               ranks */
-    size_t experts;        /* of the layer */
-    size_t samples;        /* of consecutive tokens, of this rank */
-    const char *name;      /* of the router, for messages */
+    size_t experts;        /* number of experts in the layer */
+    size_t samples;        /* number of this rank's samples, each a run of consecutive tokens */
+    const char *name;      /* name of the router, for messages */
 } ari_routing;
 
 /** Gathers expert [tokens, k], which ends, into *gathered. Collective over the expert-parallel ranks. */

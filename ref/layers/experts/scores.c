@@ -35,7 +35,7 @@ ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *
     const char *bias = o->router_bias ? o->router_bias : "gate.e_score_correction_bias";
     s->tokens = balance;
     s->rule = (ar_route_rule){.k = o->per_token, .groups = 1, .kept = 1, .normalised = o->normalised, .scale = 1.0f};
-    if (o->scores.groups == 0) /* of all experts together, by a softmax */
+    if (o->scores.groups == 0) /* softmax over all experts */
         return AR_OK;
     AR_TRY(check_groups(o, balance));
     s->rule.groups = o->scores.groups;
@@ -65,7 +65,7 @@ size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t index
     return 1;
 }
 
-/* The rule with the bias as it is now. */
+/* Returns the routing rule with the current bias. */
 static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx)
 {
     ar_route_rule rule = s->rule;

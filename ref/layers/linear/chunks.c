@@ -63,7 +63,7 @@ struct ari_gathering {
     ar_tensor x; /* the caller's */
     const ari_communication *overlapped;
     const char *tag;
-    ar_buf rows[2];             /* of chunks 0, 2, .. and 1, 3, .. */
+    ar_buf rows[2];             /* rows of chunks 0, 2, .. and of chunks 1, 3, .. */
     ar_event *arrival_event[2]; /* events recorded when the chunks have arrived */
     size_t *counts;             /* [ranks] */
 };

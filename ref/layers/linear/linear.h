@@ -9,7 +9,7 @@ typedef struct ari_linear_part {
     size_t out;                 /* full output width */
     ar_param *tied;             /* an existing weight, borrowed; NULL: the layer creates one */
     int blocks;                 /* > 0: packed blocks, split block by block (q|k|v) */
-    size_t block[AR_MAX_PARTS]; /* their widths */
+    size_t block[AR_MAX_PARTS]; /* widths of the blocks */
     int copies;                 /* number of adjacent ranks that hold the same rows, so that there are N/copies parts */
 } ari_linear_part;
 
@@ -22,7 +22,7 @@ typedef struct ari_linear {
     ari_features in_features, out;     /* full widths; a part of `out` may consist of several blocks */
     size_t local_width[AR_MAX_PARTS];  /* output widths of the parts in this rank's product, */
     size_t output_width[AR_MAX_PARTS]; /* and in the output */
-    size_t local_total, output_total;  /* their sums */
+    size_t local_total, output_total;  /* sums of the widths */
     ar_param *weight[AR_MAX_PARTS];
     ar_param own_weight[AR_MAX_PARTS];
     ar_param bias[AR_MAX_PARTS];
