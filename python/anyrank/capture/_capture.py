@@ -196,6 +196,7 @@ class Capture:
         self._clips.odd = ""
         self._given_states: dict[str, dict[str, torch.Tensor]] = {}
         self._calls_of: dict[nn.Module | None, int] = {}  # passes of the model, or of each stage's part of it
+        self._open_roots: list[nn.Module] = []  # models whose call has not returned
         self._transfers.begin_step()
 
     # --- from start to stop -------------------------------------------------------------------------------------------
@@ -584,6 +585,11 @@ class Capture:
                 self._inputs.install(self._model, self._reading, self._step)
             if self._step > self._first_step and self._step - 1 not in self._chosen:
                 self._keep_parameters("new", self._step - 1)
+        if self._passes == 0:
+            self._open_roots = []
+        is_nested = root in self._open_roots  # Lightning calls training_step through the model, which calls the model
+        if root is not None:
+            self._open_roots.append(root)
         self._passes += 1
         self._clips.begin_pass(p for _, p in self._parameters)
         self._calls_of[root] = self._calls_of.get(root, 0) + 1
@@ -596,6 +602,7 @@ class Capture:
         self._pass = Pass(number, args, kwargs, chunk) if self._step in self._chosen else None
         if self._pass is not None:
             forward_pass = self._pass
+            forward_pass.is_nested = is_nested
             forward_pass.received = self._transfers.numbers_of(forward_pass.inputs.values()) if root is None else set()
             forward_pass.pending = (
                 []
@@ -620,7 +627,8 @@ class Capture:
         if self._record is None or not (forward_pass.chunk.stage.is_first if forward_pass.chunk is not None else
                                         self._record.groups.mesh.is_first("pp")):
             return
-        self._record.count_inputs(forward_pass.inputs, forward_pass.batch, self._step)
+        if not forward_pass.is_nested:
+            self._record.count_inputs(forward_pass.inputs, forward_pass.batch, self._step)
         for key, t in forward_pass.inputs.items():
             if t.numel() > SMALL:
                 self._record.left_out("inputs of the model that are large", f"input.{key}")
@@ -630,9 +638,11 @@ class Capture:
                 samples = 0 if t.shape[0] == forward_pass.batch else forward_pass.samples_dim(t, "fwd")
                 self.receive(forward_pass, forward_pass.name(f"input.{key}", "fwd"), t, whole_of(t), samples)
 
-    def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
+    def _end_pass(self, module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
         if in_backward() or self._again or self._replay is not None or in_transform():
             return
+        if self._open_roots and self._open_roots[-1] is module:
+            self._open_roots.pop()
         forward_pass, deaf, self._deaf = self._pass, self._deaf, False
         if deaf:
             return

@@ -420,6 +420,7 @@ class Pass:
     def __init__(self, number: int, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any],
                  chunk: Chunk | None = None) -> None:
         self.number, self.calls, self.chunk = number, dict[str, int](), chunk
+        self.is_nested = False  # it began inside of another pass of the same model
         self.divisor = chunk.divisor if chunk is not None else 1  # of its gradients, after the step's last pass
         self.open, self.reached = True, False  # no backward pass has begun on a loss of it; one is over
         self.output: typing.Any = None  # the model's, while it is not known which of its scalars is the loss

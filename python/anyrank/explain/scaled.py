@@ -141,8 +141,13 @@ def _of_others(case: Case, x: float) -> tuple[str, str]:
             levels.append(y)
     if len(factors) < 3 or any(sum(is_near(z, y, 1e-4) for z in known) < 2 for y in levels):
         return "", ""
+    if len(levels) > 1 and case.runs.mesh.get("pp", 1) > 1 and is_near(sum(y ** -2 for y in levels), 1.0, 1e-3):
+        # Each part is clipped to the same norm, so a factor is norm / norm of the part, and the parts' squares add up.
+        text = f"{len(levels)} parts, of whose factors the inverse squares sum to 1: {listed(levels)}"
+        return "norm_of_own_shards", text
     steady = len(levels) > 2 and all(is_near(b * b, a * c, 1e-3) for a, b, c in zip(levels, levels[1:], levels[2:]))
-    if steady or (len(levels) == 2 and case.runs.mesh.get("pp", 1) > 1 and 10 * len(known) >= 9 * len(factors)):
+    grows = len(levels) == 2 and (is_near(levels[0], 1.0, 1e-3) or is_near(levels[1], levels[0] ** 2, 1e-3))
+    if steady or (grows and case.runs.mesh.get("pp", 1) > 1 and 10 * len(known) >= 9 * len(factors)):
         return "scaled_by_stage", "factors from the last stage to the first: " + listed(levels)
     return "", ""
 
@@ -253,6 +258,8 @@ CAUSES = tuple(Cause(name, (FACTOR,), sentence, look, has(meaning=name)) for nam
      "the group over which experts' gradients are averaged"),
     ("scaled_by_stage", _ONE + "each pipeline stage multiplies the gradient that it receives once more",
      "divide the loss alone by the number of micro-batches, not each stage's gradient"),
+    ("norm_of_own_shards", _ONE + "each part of the parameters is clipped by its own norm",
+     "the all-reduce of the squared norms over all ranks and stages, before the root"),
     ("averaged_again", _ONE + "averaged over these where the sum was wanted, or averaged twice",
      "a mean over ranks or micro-batches that the loss or the collective has taken already"),
     ("reduced_again", _ONE + "summed over these where it was complete, or where the mean was wanted",

@@ -905,6 +905,30 @@ class Written(CaptureCase):
                 model(ids, labels=own).backward()
         self.assertEqual(read(self.path / "dump/rank-00000.safetensors")[1]["targets"], "15")
 
+    def test_a_model_that_calls_itself_counts_its_samples_once(self) -> None:
+        """As Lightning's training_step does, which is called through the module and calls the module."""
+        class Redirected(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer, self.is_step = nn.Linear(6, 3), True
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                if not self.is_step:
+                    return self.layer(x)
+                self.is_step = False
+                loss = self(x).square().mean()
+                self.is_step = True
+                return loss
+
+        torch.manual_seed(0)
+        model, x = Redirected(), torch.randn(4, 6)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with anyrank.capture(model, self.path / "dump"):
+            model(x).backward()
+            optimizer.step()
+        samples = json.loads(read(self.path / "dump/rank-00000.safetensors")[1]["anyrank.samples"])
+        self.assertEqual(len(samples["1"]), 4)
+
     def test_evaluations_are_left_out(self) -> None:
         self.captured(Model, folder="without")
         self.captured(Model, folder="with", evaluate=True)

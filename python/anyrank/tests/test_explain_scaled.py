@@ -10,6 +10,7 @@ import numpy as np
 
 from anyrank.explain.tensors import Runs
 from anyrank.tests.explained import cause, values
+from anyrank.tests.test_explain_steps import cause_of
 
 RUNS = Runs(mesh={"dp": 4}, batch=8, seq=16, micro_batches=2)
 X = values(8, 16, 24)
@@ -32,6 +33,20 @@ def test_one_factor() -> None:
         reference = X if name.startswith("h:") else WEIGHT
         around = dataclasses.replace(runs, reference={name: reference, "out:fwd": X}) if name == "h:fwd" else runs
         assert cause(name, reference, factor * reference, around) == expected
+
+
+def test_factors_of_stages() -> None:
+    """Two stages: each clips by its own norm, or multiplies the gradient that it receives, or neither."""
+    names = ["out.weight:grad", "mid.weight:grad", "low.weight:grad", "in.weight:grad"]
+    grads = {name: values(12, 8, seed=i) for i, name in enumerate(names)}
+    last, first = (np.sqrt(sum(float((grads[name] ** 2).sum()) for name in part)) for part in (names[:2], names[2:]))
+    total = np.hypot(last, first)
+    cases = (((total / last, total / first), "norm_of_own_shards"), ((1.7, 1.7 ** 2), "scaled_by_stage"),
+             ((1.0, 1.3), "scaled_by_stage"), ((1.7, 2.1), "wrong_scalar"))
+    for factors, expected in cases:
+        other = {name: grads[name] * factors[i // 2] for i, name in enumerate(names)}
+        name = names[0] if factors[0] != 1.0 else names[2]
+        assert cause_of(name, grads, other, mesh={"pp": 2}) == expected, factors
 
 
 def _by_sample(*factors: float) -> typing.Any:
