@@ -907,7 +907,7 @@ class Written(CaptureCase):
 
     def test_a_model_that_calls_itself_counts_its_samples_once(self) -> None:
         """As Lightning's training_step does, which is called through the module and calls the module."""
-        class Redirected(nn.Module):
+        class Redirected(Module):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
                 self.layer, self.is_step = nn.Linear(6, 3), True
