@@ -18,11 +18,13 @@ import tempfile
 import time
 import typing
 import unittest
+import unittest.mock
 
+from anyrank._command import Finished
 from anyrank._errors import AnyrankError
-from anyrank.compare import main
+from anyrank.compare import answer, main
 from anyrank.compare.options import arguments_for, parse
-from anyrank.compare.runs import mirror
+from anyrank.compare.runs import Result, mirror
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs/guide/compare.md"
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -124,6 +126,26 @@ class TestOptions(unittest.TestCase):
                                (["--python", "absent-python", "--", str(self.script)], "no such program")):
             with self.subTest(words):
                 self.assertIn(message, self.refused(*words))
+
+    def test_a_tensor_that_rounding_changes_whole_is_judged_by_fixed_tolerances(self) -> None:
+        for fixed_status, expected in ((0, 0), (1, 1)):
+            calls: list[list[str]] = []
+
+            def verify(_command: str, words: typing.Sequence[str], *, fixed_status: int = fixed_status,
+                       calls: list[list[str]] = calls) -> Finished:
+                calls.append(list(words))
+                if "--rounding" in words:
+                    return Finished((), 1, {"result": "unjudged", "unjudged": ["w:grad"]}, "verify: CANNOT JUDGE all")
+                return Finished((), fixed_status, {"result": ("same", "different")[fixed_status]}, "verify: fixed")
+
+            options = parse(["--operations", "-q", "--", str(self.script)])
+            results = [Result(run, self.script.parent, 1.0, [], [], self.script) for run in options.runs]
+            (self.script.parent / "allowed.safetensors").touch()
+            out = io.StringIO()
+            with unittest.mock.patch.object(answer, "run_words", verify), contextlib.redirect_stdout(out):
+                status = answer._compare_all(options, results, self.script.parent, answer.Progress(True))
+            self.assertEqual((status, len(calls)), (expected, 2))
+            self.assertEqual("it may change w:grad by all of it" in out.getvalue(), expected == 0)
 
     def test_a_mirror_keeps_new_files_apart(self) -> None:
         with tempfile.TemporaryDirectory() as name:
