@@ -2,7 +2,7 @@
 /* Router losses (ar_router_losses). With p = softmax(z), n_i tokens for expert i and c_i = a*E*n_i / D:
  *
  *    dz_i += p_i*(c_i - sum over j of p_j*c_j)        D = k*S^2*B for one of B sequences of S tokens;
- *                                                     k*T^2 for a batch of T tokens; (L*T)^2 for L layers, n summed over them
+ *                                                     k*T^2 for a batch of T tokens; (L*T)^2 for all L layers
  *    dz_i += p_i*(2*z/T)*lse,  lse = log(sum of exp(z))
  *
  * Padding tokens are not counted in n, S and T. */

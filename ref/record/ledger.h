@@ -12,44 +12,43 @@
 
 /* Kinds of operations, and their names in reports. */
 /* clang-format off */
-#define ARI_LEDGER_TABLE(X)                                                                                           \
-    X(BROADCAST, "broadcast")             /* makes a parameter equal over dp */                                        \
-    X(AGREEMENT, "agreement")             /* checks that ranks have the same parameters */                                   \
-    X(TARGETS, "targets")                 /* the divisor of the loss */                                \
-    X(COUNTS, "router sum")               /* sums of a layer's routes or router losses */                              \
-    X(LOGITS_MAX, "logits maximum")       /* a layer's heads, for QK-Clip */                                          \
-    X(EMBEDDING, "embedding")             /* rows of the table of tokens */                                           \
-    X(POSITIONS, "positions")             /* addition of learned positions */                                                   \
-    X(NORM, "norm")                                                                                                   \
-    X(REDISTRIBUTE, "redistribute")       /* the same value with another placement */                                      \
-    X(PRODUCT, "product")                 /* Y = X W^T for weights that share X; in the backward pass their common dX */   \
-    X(BIAS, "bias")                       /* added to the product */                                                  \
-    X(JOIN, "join")                       /* latent attention: queries, keys joined with the shared features, values */    \
-    X(ROPE, "rope")                                                                                                   \
-    X(HEADS, "heads for positions")       /* exchange among neighbours: fewer heads with all their positions, and
-                                             back */       \
-    X(RING, "keys and values round")      /* keys and values of all positions passed around the ring */                                 \
-    X(ATTENTION, "attention")             /* scores, softmax, probabilities times values */                           \
-    X(ACTIVATION, "activation")                                                                                       \
-    X(GATE, "gate product")               /* act(gate) * up */                                                        \
-    X(ROUTE, "route")                     /* a token's experts and their weights, from its logits */                   \
-    X(DISPATCH, "dispatch")               /* tokens to the rows of their experts */                                   \
-    X(COMBINE, "combine")                 /* rows of a token weighted and added up */                                 \
-    X(DROPOUT, "dropout")                                                                                             \
-    X(RESIDUAL, "residual")                                                                                           \
-    X(SUM, "sum")                         /* two values, element by element */                                        \
-    X(MULTIPLY, "product of elements")                                                                                \
-    X(LOSS, "loss")                       /* the loss's terms, one per token */                                                \
-    X(WEIGHT_GRADIENT, "weight gradient") /* a parameter's gradient over the rank's samples */                              \
-    X(SEND, "send")                       /* between stages of a pipeline */                                          \
-    X(RECEIVE, "receive")                                                                                             \
-    X(REPORT, "report")                   /* a value whose placement a module reports */                            \
-    X(LOSS_SUM, "loss sum")                                                                                           \
-    X(GRADIENT_SUM, "gradient sum")       /* a bucket's, or a parameter's */                                          \
-    X(UNUSED, "unused parameters")        /* parameters without a gradient on any rank */                           \
-    X(GRADIENT_NORM, "gradient norm")                                                                                 \
-    X(MATRIX, "matrix update")            /* update of a matrix by Muon */                                            \
-    X(UPDATE, "update")                   /* update of the weights by the optimizer */                                       \
+#define ARI_LEDGER_TABLE(X)                                                                                \
+    X(BROADCAST, "broadcast")             /* makes a parameter equal over dp */                            \
+    X(AGREEMENT, "agreement")             /* checks that ranks have the same parameters */                 \
+    X(TARGETS, "targets")                 /* the divisor of the loss */                                    \
+    X(COUNTS, "router sum")               /* sums of a layer's routes or router losses */                  \
+    X(LOGITS_MAX, "logits maximum")       /* a layer's heads, for QK-Clip */                               \
+    X(EMBEDDING, "embedding")             /* rows of the table of tokens */                                \
+    X(POSITIONS, "positions")             /* addition of learned positions */                              \
+    X(NORM, "norm")                                                                                        \
+    X(REDISTRIBUTE, "redistribute")       /* the same value with another placement */                      \
+    X(PRODUCT, "product")                 /* Y = X W^T for weights that share X; backward: their dX */     \
+    X(BIAS, "bias")                       /* added to the product */                                       \
+    X(JOIN, "join")                       /* latent attention: queries, joined keys, values */             \
+    X(ROPE, "rope")                                                                                        \
+    X(HEADS, "heads for positions")       /* exchange of heads for positions among neighbours, and back */ \
+    X(RING, "keys and values round")      /* keys and values of all positions passed around the ring */    \
+    X(ATTENTION, "attention")             /* scores, softmax, probabilities times values */                \
+    X(ACTIVATION, "activation")                                                                            \
+    X(GATE, "gate product")               /* act(gate) * up */                                             \
+    X(ROUTE, "route")                     /* a token's experts and their weights, from its logits */       \
+    X(DISPATCH, "dispatch")               /* tokens to the rows of their experts */                        \
+    X(COMBINE, "combine")                 /* rows of a token weighted and added up */                      \
+    X(DROPOUT, "dropout")                                                                                  \
+    X(RESIDUAL, "residual")                                                                                \
+    X(SUM, "sum")                         /* two values, element by element */                             \
+    X(MULTIPLY, "product of elements")                                                                     \
+    X(LOSS, "loss")                       /* the loss's terms, one per token */                            \
+    X(WEIGHT_GRADIENT, "weight gradient") /* a parameter's gradient over the rank's samples */             \
+    X(SEND, "send")                       /* between stages of a pipeline */                               \
+    X(RECEIVE, "receive")                                                                                  \
+    X(REPORT, "report")                   /* a value whose placement a module reports */                   \
+    X(LOSS_SUM, "loss sum")                                                                                \
+    X(GRADIENT_SUM, "gradient sum")       /* a bucket's, or a parameter's */                               \
+    X(UNUSED, "unused parameters")        /* parameters without a gradient on any rank */                  \
+    X(GRADIENT_NORM, "gradient norm")                                                                      \
+    X(MATRIX, "matrix update")            /* update of a matrix by Muon */                                 \
+    X(UPDATE, "update")                   /* update of the weights by the optimizer */                     \
     X(WEIGHT_GATHER, "weight gather")     /* ZeRO: of a bucket */
 /* clang-format on */
 typedef enum ari_ledger_kind {

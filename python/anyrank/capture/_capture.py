@@ -563,7 +563,7 @@ class Capture:
         if self._record is not None:
             self._record.files.discard()
         if self._inputs is not None:
-            self._inputs.discard()
+            self._inputs.discard(begins_again=True)
         self._record, self._step, self._pass, self.passes = None, self._first_step, None, 0
         self._announced, self._written = [], 0
         self._begin()

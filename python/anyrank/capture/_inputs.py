@@ -106,10 +106,11 @@ class Inputs:
         self.record.files.remove_older(self.groups.mesh.world)
         return ""
 
-    def discard(self) -> None:
+    def discard(self, begins_again: bool = False) -> None:
+        """begins_again: other ranks may have begun to write their new files, so only this rank's are removed."""
         self.remove()
         self.record.files.discard()
-        if self.groups.mesh.rank == 0:
+        if self.groups.mesh.rank == 0 and not begins_again:
             remove(self.folder.parent)
 
 

@@ -26,6 +26,7 @@ try:
 
     import anyrank
     from anyrank.capture import _patches
+    from anyrank.capture._inputs import Inputs
 except (ImportError, AnyrankError):
     nn = torch = typing.cast(typing.Any, None)  # every test here is skipped
 
@@ -928,6 +929,20 @@ class Written(CaptureCase):
             optimizer.step()
         samples = json.loads(read(self.path / "dump/rank-00000.safetensors")[1]["anyrank.samples"])
         self.assertEqual(len(samples["1"]), 4)
+
+    def test_a_rank_that_begins_again_leaves_the_files_of_others(self) -> None:
+        """Another rank may have begun its new file of inputs before rank 0 discards its old one."""
+        inputs, folder = Inputs.__new__(Inputs), self.path / "dump/inputs"
+        inputs.handles, inputs.finished, inputs.folder = [], False, folder
+        inputs.record = typing.cast(typing.Any, types.SimpleNamespace(files=unittest.mock.Mock()))
+        inputs.groups = typing.cast(typing.Any, types.SimpleNamespace(mesh=types.SimpleNamespace(rank=0)))
+        folder.mkdir(parents=True)
+        part = folder / "rank-00001.safetensors.part"
+        part.touch()
+        inputs.discard(begins_again=True)
+        self.assertTrue(part.exists())
+        inputs.discard()
+        self.assertFalse(folder.exists())
 
     def test_evaluations_are_left_out(self) -> None:
         self.captured(Model, folder="without")
