@@ -780,7 +780,7 @@ ar_status ari_plan_flow(const ari_plan_values *v)
     ARI_ENDED(flow_fini) flow f = {.rows = 0};
     ari_run_values r = v->r;
     uint64_t bytes = 0;
-    ari_planned_one(&r.run.parallel);
+    ari_planned_set_defaults(&r.run.parallel);
     AR_TRY(ari_planned_case(&c, &config, &r, &v->common));
     const int world = ar_parallel_world(&c.run.parallel);
     if (v->rank >= world)

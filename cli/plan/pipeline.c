@@ -247,7 +247,7 @@ ar_status ari_plan_pipeline(const ari_plan_values *v)
     if (p->pp < 2)
         return ar_error_set(AR_ERR_ARG,
                             "--pipeline shows the schedule of the ranks of --pp: give --pp N of at least 2");
-    ari_planned_one(p);
+    ari_planned_set_defaults(p);
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a schedule"));
     AR_TRY(step_of(&c, &config, &r, &v->common));
     const ar_status st = show(v, s, &c);

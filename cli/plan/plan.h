@@ -29,7 +29,7 @@
         ARI_CLIP_OPTIONS, ARI_OPTION_GROUP(ari_loss_options, r)
 
 /** Sets the extents that a search varies to those of a single layout if none are given. */
-void ari_planned_one(ar_parallel *p);
+void ari_planned_set_defaults(ar_parallel *p);
 /** Reads the config and the step that the options describe, as a training step has them by default, unchecked. *config
  *  is the model's config. Call ari_planned_end in every case. Errors: AR_ERR_ARG, those of ar_config_load and
  *  ar_plan_load. */

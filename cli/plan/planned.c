@@ -10,7 +10,7 @@
 
 enum { LONGEST_DEFAULT = 4096, DEFAULT_BATCH = 8 };
 
-void ari_planned_one(ar_parallel *p)
+void ari_planned_set_defaults(ar_parallel *p)
 {
     p->zero = p->zero > 0 ? p->zero : 0;
     p->schedule = (unsigned)p->schedule < AR_PP_SCHEDULES ? p->schedule : AR_PP_1F1B;

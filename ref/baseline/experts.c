@@ -337,6 +337,7 @@ static ar_status expert_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double 
     return ari_bl_linear_gradients(run, &mlp->fc, dfc, x, sample_begin);
 }
 
+/* Returns the dot product of a and b, with the terms summed as section 4 of numerics.md says. work: [n]. */
 static double dot(const ari_bl_run *run, const double *a, const double *b, size_t n, double *work)
 {
     for (size_t i = 0; i < n; i++)

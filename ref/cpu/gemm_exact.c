@@ -493,6 +493,8 @@ static void acc_product(const ari_exact_path *path, const acc_output *o, const a
     }
 }
 
+/* Computes one tile of every product and adds the rounded values to the accumulator. Values of two products are added
+ * together: those of the first one are deferred until the second one is rounded. */
 static void acc_tile(const ari_exact_path *path, const void *context, const ari_tile *tile)
 {
     const acc_output *o = context;

@@ -111,8 +111,8 @@ typedef struct ari_routed_rank {
     const ari_step_case *c;
     int rank;
 } ari_routed_rank;
-/** The read function of ari_known_routes; user: an ari_routed_rank. Errors: AR_ERR_INTERNAL (the baseline has no such
- *  router, or the layout no such tokens). */
+/** Reads which experts the baseline has chosen for the tokens of a dry run's rank, as ari_known_routes.read does. user:
+ *  an ari_routed_rank. Errors: AR_ERR_INTERNAL (the baseline has no such router, or the layout no such tokens). */
 AR_NODISCARD ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3],
                                              const char *router, int sharer);
 

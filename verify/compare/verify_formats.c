@@ -131,6 +131,8 @@ static ar_status products_of(products *p, const ari_update *u, const ar_dump_ten
     return b.status;
 }
 
+/* Returns true if no row or column of the product of update and input ("line") differs by more than LINE_PRODUCT of
+ * itself. A small one is compared with LEAST_LINE of the mean row or column instead. */
 static bool are_same_lines(const products *p)
 {
     for (size_t i = 0; i < p->rows + p->cols; i++) {

@@ -294,7 +294,8 @@ typedef struct ari_update {
     const ar_dump_tensor *before[2], *after[2];
     const ar_dump_tensor *gradient, *moment; /* the optimizer's inputs; moment: NULL if not recorded */
 } ari_update;
-/** Sets *equal to true if two such updates are the same except in directions in which their input is close to zero.
+/** Compares the orthogonalised updates of both dumps. Sets *equal to true if they are the same except in directions in
+ *  which their input (gradient or moment) is close to zero.
  *  Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_is_same_orthogonal(bool *equal, const ari_update *u);
 /** Compares copies of a part with each other, then bytes, then computes statistics of what differs. Fills the rows. */

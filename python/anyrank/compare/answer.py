@@ -202,9 +202,9 @@ def _print_files(result: Result) -> None:
 # --- versions ---------------------------------------------------------------------------------------------------------
 
 
-LIST = ("import importlib.metadata as m, json, platform\n"
-        "print(json.dumps({'python': platform.python_version(), **{d.metadata['Name']: d.version for d in "
-        "m.distributions() if d.metadata['Name']}}))")
+LIST = ("import importlib.metadata as m, json, platform\n"  # of two versions, Python imports the first that it finds
+        "names = {d.metadata['Name'] for d in m.distributions()} - {None}\n"
+        "print(json.dumps({'python': platform.python_version(), **{name: m.version(name) for name in names}}))")
 
 
 def _versions(old: str, new: str) -> list[str]:
