@@ -28,6 +28,7 @@ SETTLE_SECONDS = 20.0  # that processes get to end after the last report
 LOG_LINES = 30  # lines of a script's output that a failure shows
 FULL = 1 << 20  # bytes: with fewer left, a run fails for lack of space
 LINKED = 4_000  # files of a working folder that get a link each; further folders get one link as a whole
+NO_TORCH = "No module named 'torch'"
 DEAD = re.compile(r"Root Cause.*?rank +: (?P<rank>\d+).*?exitcode +: (?P<code>-?\d+)", re.DOTALL)  # torchrun's report
 LAUNCHERS_REPORT = re.compile(r"^[WE]\d{4} [^\n]*torch/distributed/elastic", re.MULTILINE)
 # Trackers would upload a run of two steps, or ask for a login.
@@ -311,9 +312,14 @@ def _judge(result: Result, status: int | None, options: Options) -> None:
     # A rank that lost another one fails as a consequence.
     failed = sorted((report for report in reports if "failed" in report), key=lambda report: (
         any(text in report["failed"] for text in LOST), report["time"]))
-    if failed:
+    dead = DEAD.search(_read(result.log))
+    lost_a_rank = bool(failed) and any(text in failed[0]["failed"] for text in LOST)
+    if failed and not (lost_a_rank and dead and dead["rank"] not in {report["rank"] for report in failed}):
         raise RunFailed(f"{run.label}: the script failed on rank {failed[0]['rank']}\n{failed[0]['failed'].rstrip()}")
-    if dead := DEAD.search(_read(result.log)):
+    if NO_TORCH in _read(result.log):
+        raise RunFailed(f"{run.label}: {run.python} has no torch; name the Python that has it by --python or "
+                        "ANYRANK_PYTHON")
+    if dead:
         code = int(dead["code"])
         end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         raise RunFailed(f"{run.label}: rank {dead['rank']} {end}{_tail(result.log)}")

@@ -231,9 +231,17 @@ class TestRuns(unittest.TestCase):
         self.assertIn("1 rank: the script failed on rank 0", err)
         self.assertEqual(err.count("ValueError: no more samples"), 1)
 
+    def test_a_rank_that_is_killed_is_named_and_not_the_one_that_lost_it(self) -> None:
+        killed = "    if rank == 1 and step == 1:\n        os.kill(os.getpid(), 9)\n    if options.fail and"
+        self.script.write_text(TRAIN.replace("    if options.fail and", killed), encoding="utf-8")
+        status, out, err = self.compare("--steps", "3", "--", "train.py")
+        self.assertEqual((status, out), (2, ""))
+        self.assertIn("2 ranks: rank 1 was ended by SIGKILL", err)
+
     def test_a_script_that_does_not_train_is_refused(self) -> None:
         for text, message in (("print(1)", "without importing torch"), ("import torch", "no training step was found"),
                               ("import torch\nraise SystemExit(3)", "exit status 3"),
+                              ("raise ModuleNotFoundError(\"No module named 'torch'\")", "has no torch"),
                               ("import os, torch\nos.kill(os.getpid(), 9)", "SIGKILL")):
             with self.subTest(text):
                 self.script.write_text(text, encoding="utf-8")
