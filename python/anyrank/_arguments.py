@@ -64,7 +64,7 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> str:
-    """The shortest text of the same float; an integer as it is."""
+    """Returns the shortest text of the same float; an integer as it is."""
     if isinstance(value, (str, bytes)):
         raise TypeError
     try:
@@ -109,7 +109,7 @@ _F = typing.TypeVar("_F", bound=typing.Callable[..., typing.Any])
 
 
 def with_options(command: str, *left_out: str) -> typing.Callable[[_F], _F]:
-    """A decorator for a function whose **options are the command's: what help() and completion show of it."""
+    """Decorates a function whose **options are the command's, so that help() and completion show them."""
 
     def decorate(function: _F) -> _F:
         signature = inspect.signature(function)

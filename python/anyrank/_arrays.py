@@ -31,10 +31,9 @@ def is_numpy(value: object) -> bool:
 
 
 def entry_of(value: typing.Any) -> Entry:
-    """A tensor, array, buffer, number or nested list of numbers. complex128 becomes float64 with a last dimension of 2.
-
-    Floats of Python are F64, its integers I64. Errors: TypeError for anything else, and for types no file can hold.
-    """
+    """Converts a tensor, array, buffer, number or nested list of numbers. complex128 becomes float64 with a last
+    dimension of 2. Python's floats become F64, its integers I64. Errors: TypeError for anything else, and for types
+    that no file can hold."""
     if isinstance(value, Entry):
         return value
     if is_torch(value):
@@ -116,7 +115,7 @@ def _of_numbers(value: typing.Any) -> Entry:
 
 
 def torch_of(entry: Entry) -> typing.Any:
-    """A tensor of torch, of the same memory where that can be written to and is aligned."""
+    """Returns a tensor of torch, which shares the memory if the memory is writable and aligned."""
     import torch
 
     dtype = getattr(torch, _known(entry))
@@ -134,8 +133,8 @@ def _known(entry: Entry) -> str:
 
 
 def numpy_of(entry: Entry) -> typing.Any:
-    """An array of numpy, of the same memory. What numpy has no type for, bfloat16 above all, becomes float32 of the
-    same values, unless the package ml_dtypes is loaded."""
+    """Returns an array of numpy that shares the memory. Types that numpy lacks, such as bfloat16, become float32 with
+    the same values, unless the package ml_dtypes is loaded."""
     import numpy
 
     name = _known(entry)
@@ -151,7 +150,7 @@ def numpy_of(entry: Entry) -> typing.Any:
 
 
 def same_bytes(a: Entry, b: Entry) -> bool:
-    """Whether type, shape and bytes are the same."""
+    """Returns whether type, shape and bytes are the same."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     words = a.data.nbytes // 8 * 8  # a memoryview is compared element by element

@@ -68,7 +68,7 @@ class Recorder:
         self.lock, self.thread_state = threading.Lock(), threading.local()
 
     def install(self) -> None:
-        """From now on calls are recorded, until the process ends."""
+        """Records calls from now on, until the process ends."""
         import torch.distributed.distributed_c10d as home
 
         for name, agreed in AGREED.items():
@@ -165,7 +165,7 @@ def _frame_of_user() -> tuple[str, int, str]:
 
 
 def read(path: pathlib.Path) -> list[Call]:
-    """The calls of a rank in their order, those that it has kept; one that is being written is left out."""
+    """Reads the kept calls of a rank in order. A call that is being written is left out."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -181,7 +181,7 @@ def read(path: pathlib.Path) -> list[Call]:
 
 
 def disagreement(of_ranks: typing.Mapping[int, typing.Sequence[Call]]) -> dict[int, Call]:
-    """The first call of a group in which its ranks do not agree, by rank; {}: there is none."""
+    """Finds the first call of a group in which its ranks disagree: the calls by rank; {} if there is none."""
     by_call: dict[tuple[str, tuple[int, ...], int], dict[int, Call]] = {}
     for rank, calls in of_ranks.items():
         for call in calls:
@@ -190,12 +190,13 @@ def disagreement(of_ranks: typing.Mapping[int, typing.Sequence[Call]]) -> dict[i
 
 
 def is_certain(found: typing.Mapping[int, Call]) -> bool:
-    """Whether no program can mean it: other functions, or other sizes where there is one result for all."""
+    """Returns whether no program can intend the disagreement: different functions, or different sizes although all
+    ranks get one result."""
     names = {call.name for call in found.values()}
     return len(names) > 1 or bool(names & SAME_SIZE)
 
 
 def kind_of(calls: typing.Iterable[Call]) -> str:
-    """What ranks do not agree in."""
+    """Returns what the ranks disagree about."""
     names = {call.name for call in calls}
     return "different collectives" if len(names) > 1 else f"{names.pop()} with other sizes or types of tensors"

@@ -26,7 +26,8 @@ PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
 def own_command() -> str | None:
-    """The wheel's own; in a tree of the sources, what that built."""
+    """Returns the wheel's command or, in a tree of the sources, the command that was built there; None if there is
+    none."""
     for path in (PACKAGE / "bin" / "anyrank", PACKAGE.parents[1] / "build" / "anyrank"):
         if os.access(path, os.X_OK):
             return str(path)
@@ -43,7 +44,7 @@ def find_command() -> str:
 
 
 def environment() -> dict[str, str]:
-    """The command's: it asks this Python for causes, if it has numpy."""
+    """Returns the command's environment, in which the command asks this Python for causes if it has numpy."""
     defaults = {"ANYRANK_PYTHON": sys.executable} if sys.executable and importlib.util.find_spec("numpy") else {}
     return {**defaults, **os.environ}
 
@@ -72,7 +73,7 @@ def run(command: str, positionals: typing.Sequence[str | os.PathLike[str]] = (),
 
 
 def run_words(command: str, words: typing.Sequence[str], progress: Progress = None) -> Finished:
-    """The same of words of the command line."""
+    """Runs a command given as words of the command line."""
     program = find_command()
     for word in words:
         if "\0" in word:
@@ -147,7 +148,7 @@ def _read(path: pathlib.Path) -> dict[str, typing.Any] | None:
 
 
 def _message(program: str, command: str, status: int, messages: str) -> str:
-    """What the command said on standard error; else what is known of its end."""
+    """Returns what the command wrote to standard error, or else what is known about its end."""
     lines = messages.strip().split("\n")
     # Notes follow the error, which is what the caller looks for.
     notes = [line for line in lines if line.startswith("note: ")]

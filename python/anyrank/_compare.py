@@ -154,7 +154,7 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
 
 
 def layout_of(ranks: int | None, layout: Layout | None) -> dict[str, int]:
-    """The mesh that either of the two says."""
+    """Returns the mesh, which either of the two may state."""
     if ranks is not None and layout is not None:
         raise ValueError("ranks, or the layout that has them: give one of the two")
     sizes = dict(layout) if layout is not None else {"tp": 2 if ranks is None else ranks}
@@ -167,7 +167,7 @@ def layout_of(ranks: int | None, layout: Layout | None) -> dict[str, int]:
 
 
 def _said_in_vain(raw_spec: typing.Any, layout: Layout, dimensions: typing.Collection[str]) -> list[str]:
-    """What to warn of in a spec that names dimensions of no layout; refuses a spec that cannot be read."""
+    """Warns of a spec that names dimensions which no layout has; refuses a spec that cannot be read."""
     __tracebackhide__ = True
     from anyrank.capture._model import shares_samples
     from anyrank.capture._spec import Spec
@@ -194,12 +194,12 @@ def _said_in_vain(raw_spec: typing.Any, layout: Layout, dimensions: typing.Colle
 
 
 def _captured(rank: int, run: _Run, folder: pathlib.Path, alone: bool) -> list[str]:
-    """A rank's run, which writes to folder. Returns what it warns of."""
+    """Captures a rank's run into a folder. Returns its warnings."""
     return _run(run, folder, 0, alone)
 
 
 def _captured_again(rank: int, run: _Run, folders: typing.Sequence[pathlib.Path]) -> None:
-    """One of several runs of one rank: the first without errors, the others with."""
+    """Captures one of several runs of one rank: the first without errors, the others with errors."""
     _run(run, folders[rank], rank, True)
 
 
@@ -240,14 +240,14 @@ def _spec(raw_spec: typing.Any, mesh: dict[str, int]) -> typing.Any:
 
 
 def _failure(failed: ranks.RanksFailed, context: str) -> Exception:
-    """A rank's failure, with where it was. What anyrank refuses is said in its one line, without the rank's frames."""
+    """Describes a rank's failure and its place. An error of anyrank is one line, without the rank's frames."""
     if isinstance(failed.exception, AnyrankError):
         return AnyrankError(f"{context}: {failed.exception}")
     return ranks.RanksFailed(f"{context}: {failed}", failed.kind, failed.rank, failed.exception)
 
 
 def _one_rank(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> list[str]:
-    """One rank, whose failure is that of the plain model."""
+    """Runs one rank; its failure is the plain model's."""
     __tracebackhide__ = True
     try:
         warning_texts: list[str] = ranks.spawn(1, _captured, run, folder, True, **start)[0]
@@ -267,8 +267,8 @@ def _ranks(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> lis
 
 def _with_operations(run: _Run, dump_folder: pathlib.Path, start: dict[str, typing.Any],
                      verify: typing.Callable[[], VerifyReport], report: VerifyReport) -> VerifyReport:
-    """The report, once both runs have been made again with a record of their operations, by which the first wrong one
-    is found; as it is where they cannot be."""
+    """Repeats both runs with a record of their operations and returns the new report, which names the first wrong
+    operation. Returns the old report if that is impossible."""
     from anyrank.capture._operations import FOLDER
 
     recorded_run = run._replace(capture={**run.capture, "operations": True})
@@ -315,7 +315,7 @@ def _allowances(run: _Run, dump_folder: pathlib.Path, start: dict[str, typing.An
 
 
 def cannot_judge(report: VerifyReport, allowed: dict[str, typing.Any]) -> str:
-    """Which tensors may differ by as much as they are, and what to do."""
+    """Lists the tensors that may differ by as much as they are, with what to do about it."""
     shares = [f"{name} ({allowed[name].allowed / allowed[name].largest:.2g} of its largest element)"
               if name in allowed and allowed[name].largest > 0 else name for name in report.unjudged[:NAMES]]
     remainder_text = f" and {len(report.unjudged) - NAMES:,} more" if len(report.unjudged) > NAMES else ""
@@ -342,14 +342,15 @@ def _words(rule: dict[str, typing.Any], ignore: typing.Any, common: bool) -> lis
 
 
 def _closest(report: VerifyReport) -> tuple[float, str]:
-    """The worst difference over what is allowed, and its tensor, of a report without a difference."""
+    """Returns the largest ratio of a difference to its allowance, and its tensor, in a report without a difference."""
     head, _, tail = report.text.partition("the worst difference is ")
     number, _, name = tail.partition(" of what is allowed, in ")
     return (float(number), name.split()[0]) if name else (0.0, "")
 
 
 def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verifying: str, dump_note: str = "") -> str:
-    """The cause first, then tensor, rank, element; how to see it again, and where what is kept for that is."""
+    """Describes a difference: the cause, then tensor, rank and element, how to see it again, and where the files
+    are."""
     difference = report.first
     if difference is None:
         return f"{name_of(layout)} do not compute what one rank does:\n{report}"
@@ -385,7 +386,7 @@ def _state(difference: Difference) -> str:
 
 
 def _short(hint: str) -> str:
-    """The hint's first clause. Code in it is kept whole."""
+    """Returns the hint's first clause, with whole code in it."""
     match = re.match("(?:`[^`]*`|(?!(?<!looks like): |; ).)*", hint)
     return match[0] if match else hint
 
@@ -432,7 +433,7 @@ def _facts(difference: Difference, report: VerifyReport, layout: Layout) -> typi
 
 
 def _judged(difference: Difference, report: VerifyReport, location: str) -> tuple[str, str]:
-    """The worst element, or the factor of all."""
+    """Describes the worst element, or the factor that all elements have."""
     if difference.off_by_factor:
         return (
             "factor",
@@ -475,7 +476,7 @@ def _times(difference: Difference, report: VerifyReport) -> str:
 
 
 def _advice(difference: Difference, layout: Layout) -> str:
-    """What a spec would say where a rank has a part of the tensor."""
+    """Suggests a spec for a rank that has part of the tensor."""
     for name, size in layout.items():
         cut = [d for d, (a, b) in enumerate(zip(difference.shape, difference.other_shape)) if a != b]
         if len(difference.shape) == len(difference.other_shape) and len(cut) == 1 and size > 1 and (

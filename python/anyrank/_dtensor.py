@@ -34,7 +34,7 @@ def _alike(a: typing.Any, b: typing.Any) -> bool:
 
 
 def _part(full: typing.Any, dtensor: typing.Any) -> typing.Any:
-    """What a plain tensor has where this rank's part of a DTensor is."""
+    """Returns the part of a plain tensor that corresponds to this rank's part of a DTensor."""
     import torch
 
     from anyrank.capture._places import Whole, runs_of

@@ -16,7 +16,8 @@ class AnyrankError(Exception):
 
 
 def path_name(path: str | os.PathLike[str]) -> str:
-    """A path as text. Errors: TypeError for what is none, AnyrankError for one with a byte 0, which no file has."""
+    """Returns a path as text. Errors: TypeError for anything else; AnyrankError for a path with a 0 byte, which no file
+    has."""
     name = os.fsdecode(os.fspath(path))
     if "\0" in name:
         raise AnyrankError(f"{name!r}: a path has no byte 0")

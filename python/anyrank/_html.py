@@ -33,7 +33,7 @@ background:transparent;color:inherit;font-variant-numeric:tabular-nums;max-width
 
 
 def table(title: str, ok: bool, columns: list[str], rows: list[list[str]], text: str) -> str:
-    """A fragment: the verdict, a table, and the command's text, folded unless there is no table."""
+    """Returns an HTML fragment: the verdict, a table, and the command's text, which is folded if there is a table."""
     parts = [_STYLE, '<div class="anyrank">',
              f'<div class="verdict {"same" if ok else "different"}">{html.escape(title)}</div>']
     if rows:
@@ -63,7 +63,7 @@ def page(title: str, body: str) -> str:
 
 
 def temporary_page(name: str) -> pathlib.Path:
-    """A path for a page that the browser reads after this function's caller has gone on."""
+    """Returns a path for a page that the browser reads after the caller has continued."""
     return pathlib.Path(tempfile.mkdtemp(prefix="anyrank-page-"), f"{name}.html")
 
 

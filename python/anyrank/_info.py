@@ -9,6 +9,6 @@ from anyrank._command import run_words
 
 
 def info() -> dict[str, typing.Any]:
-    """The JSON of `anyrank info`: version, processor and its features, BLAS, the exact path, CUDA, NCCL, MPI, data_dir.
-    Errors: AnyrankError."""
+    """Returns the JSON of `anyrank info`: version, processor and its features, BLAS, the exact path, CUDA, NCCL, MPI,
+    data_dir. Errors: AnyrankError."""
     return dict(run_words("info", []).data)

@@ -53,7 +53,7 @@ def open_file(path: str | os.PathLike[str]) -> typing.BinaryIO:
 
 
 def kind_of(mode: int) -> str:
-    """What is there instead of a regular file; "": it is one."""
+    """Returns what exists instead of a regular file; "" if it is a regular file."""
     return next((kind for is_kind, kind in _KINDS if is_kind(mode)), "")
 
 
@@ -75,7 +75,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_json(path: str | os.PathLike[str], constants: bool = False) -> typing.Any:
-    """The JSON of a file. Errors: AnyrankError, with the file."""
+    """Reads JSON from a file. Errors: AnyrankError, which names the file."""
     return parse_json(read_file(path), path_name(path), constants)
 
 
@@ -140,7 +140,7 @@ class Mismatch(Exception):
 
 
 def parsed(value: typing.Any, check: Check[_T], source: str | os.PathLike[str]) -> _T:
-    """The value as the check gives it. source: whose value it is, for the message. Errors: AnyrankError."""
+    """Checks a value and returns it converted. source: whose value it is, for the message. Errors: AnyrankError."""
     try:
         return check(value)
     except Mismatch as error:
@@ -190,7 +190,7 @@ def integer(low: int | None = None, high: int | None = None) -> Check[int]:
 
 
 def number(low: float = -LARGEST, high: float = LARGEST, words: bool = False) -> Check[float]:
-    """A finite number. words: also "NaN", "Infinity" and "-Infinity"."""
+    """Returns a check for finite numbers. words: also accepts "NaN", "Infinity" and "-Infinity"."""
     def check(value: typing.Any) -> float:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
             return value
@@ -223,7 +223,7 @@ def list_of(check: Check[_T], length: int | None = None) -> Check[list[_T]]:
 
 
 def map_of(check: Check[_T], key: Check[typing.Any] = string) -> Check[dict[str, _T]]:
-    """An object whose keys are names of the writer's own; key: a check of each."""
+    """Returns a check for objects whose keys the writer chooses; key: the check of each value."""
     def check_map(value: typing.Any) -> dict[str, _T]:
         if not isinstance(value, dict):
             raise mismatch(value, "an object")
@@ -241,7 +241,8 @@ def map_of(check: Check[_T], key: Check[typing.Any] = string) -> Check[dict[str,
 
 def record(required: typing.Mapping[str, Check[typing.Any]],
            optional: typing.Mapping[str, Check[typing.Any]] | None = None) -> Check[Json]:
-    """An object with these keys. An optional one that is null is left out. Further keys stay as they are."""
+    """Returns a check for objects with these keys. An optional key with null is dropped. Other keys are kept as they
+    are."""
     checks = {**required, **{key: nullable(check) for key, check in (optional or {}).items()}}
 
     def check_record(value: typing.Any) -> Json:
@@ -263,7 +264,7 @@ def record(required: typing.Mapping[str, Check[typing.Any]],
 
 
 def folded_names(value: typing.Any) -> list[str]:
-    """A list of names, which may be folded, and which are few enough to be unfolded."""
+    """Checks a list of names, which may be folded, and which unfold to a limited number."""
     names = list_of(string)(value)
     count = sum(map(unfolded_count, names))
     if count > MOST_NAMES:
@@ -272,7 +273,7 @@ def folded_names(value: typing.Any) -> list[str]:
 
 
 def step_key(value: typing.Any) -> str:
-    """A step's number as a key."""
+    """Checks a step number used as a key."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 15:
         return value
     raise mismatch(value, "the number of a step as the key")

@@ -64,7 +64,7 @@ def find_library() -> str:
 
 @functools.lru_cache(maxsize=None)
 def library() -> dict[str, typing.Any]:
-    """The functions by name, without their prefix ar_abi_."""
+    """Returns the library's functions by name, without the prefix ar_abi_."""
     path = find_library()
     try:
         loaded = ctypes.CDLL(path)
@@ -85,7 +85,7 @@ def checked(status: int) -> None:
 
 
 def given_json(text: int | None) -> typing.Any:
-    """What a JSON text of the library says; frees it."""
+    """Parses a JSON text that the library returned, and frees it."""
     if not text:
         raise AnyrankError(os.fsdecode(library()["error"]()))
     try:

@@ -37,7 +37,7 @@ def model_path(model: typing.Any) -> typing.Iterator[str | os.PathLike[str] | No
 
 
 def unwrapped(model: typing.Any) -> typing.Any:
-    """The model inside DistributedDataParallel, torch.compile, or one in the other."""
+    """Returns the model inside of DistributedDataParallel, torch.compile, or both."""
     for wrapper in ("module", "_orig_mod", "module"):
         model = getattr(model, wrapper, model)
     return model

@@ -14,7 +14,7 @@ MOST_DIGITS = 9  # of a number in a name, as _SPAN reads them
 
 
 def folded(names: typing.Iterable[str]) -> list[str]:
-    """The names, with each run of consecutive numbers at one place as a span."""
+    """Folds names: each run of consecutive numbers at one position becomes a span."""
     rows = [tuple(name.split(".")) for name in dict.fromkeys(names)]
     for position in reversed(range(max(map(len, rows), default=0))):
         runs: dict[tuple[tuple[str, ...], tuple[str, ...] | None], list[int]] = {}
@@ -41,12 +41,13 @@ def _choices(text: str) -> list[typing.Sequence[object]]:
 
 
 def unfolded_count(text: str) -> int:
-    """How many names unfolded() makes of a text."""
+    """Returns the number of names that unfolded() makes of a text."""
     return math.prod(map(len, _choices(text)))
 
 
 def unfolded(texts: typing.Iterable[str]) -> list[str]:
-    """The names of folded(), each text's in order. ValueError: more than MOST_NAMES."""
+    """Returns the names that folded() has folded, in the order of each text. Errors: ValueError for more than
+    MOST_NAMES."""
     found: list[str] = []
     for text in texts:
         if len(found) + unfolded_count(text) > MOST_NAMES:

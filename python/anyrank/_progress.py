@@ -37,7 +37,7 @@ class _Line:
 
 @contextlib.contextmanager
 def progress_of(progress: Progress) -> typing.Iterator[typing.Callable[[str], None]]:
-    """A function that takes a line of the command's. What is no report is left alone: it is not worth a failure."""
+    """Returns a function that takes a line of the command's progress. Lines that are no report are ignored."""
     line = _Line() if progress is True and (sys.stderr.isatty() or in_notebook()) else None
 
     def show(text: str) -> None:

@@ -62,7 +62,7 @@ def path_of(folder: str, rank: int, kind: str) -> pathlib.Path:
 
 
 def of_package(path: str) -> bool:
-    """Whether a file is this package's own, its tests excepted."""
+    """Returns whether a file belongs to this package, apart from its tests."""
     return os.path.dirname(os.path.abspath(path)) in (PACKAGE, os.path.join(PACKAGE, "capture"))
 
 
@@ -94,7 +94,7 @@ def _redirect(folder: str, rank: int) -> typing.TextIO:
 
 
 def _join(rank: int, job: Job) -> None:
-    """The gloo group of this machine's loopback, and random numbers that are the same on every rank."""
+    """Joins a gloo group on this machine's loopback, with the same random numbers on every rank."""
     import datetime
 
     import torch
@@ -115,12 +115,13 @@ def _join(rank: int, job: Job) -> None:
 
 
 def place(rank: int, job: Job) -> tuple[int, int]:
-    """The rank in its group, and the group's size."""
+    """Returns the rank in its group, and the group's size."""
     return (0, 1) if job.alone else (rank, job.world)
 
 
 def environment(rank: int, job: Job) -> dict[str, str]:
-    """What torchrun would set, threads that N ranks share a machine with, and gloo on the loopback alone."""
+    """Returns what torchrun would set, a number of threads with which N ranks share a machine, and gloo on the loopback
+    only."""
     group_rank, world = place(rank, job)
     names: dict[str, object] = {
         "RANK": group_rank, "LOCAL_RANK": group_rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
@@ -132,7 +133,7 @@ def environment(rank: int, job: Job) -> dict[str, str]:
 
 
 def _raised(error: BaseException) -> Report:
-    """An exception as text, from the function on."""
+    """Returns an exception as text, from the user's function on."""
     report = traceback.TracebackException.from_exception(error)
     begin = next((i for i, frame in enumerate(report.stack) if not of_package(frame.filename)), 0)
     report.stack = traceback.StackSummary.from_list(report.stack[begin:])
@@ -170,13 +171,13 @@ def _run(rank: int, job: Job) -> Report:
 
 def _hear_warning(warned: list[tuple[str, str, str, int]], message: Warning | str, category: type[Warning],
                   filename: str, lineno: int, file: typing.Any = None, line: str | None = None) -> None:
-    """It is printed too, for a rank that fails, hangs or dies."""
+    """Records a warning, and prints it too, in case the rank fails, hangs or dies."""
     warned.append((str(message), category.__name__, filename, lineno))
     sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def main(rank: int, job: Job, pipe: typing.Any, peer_ends: typing.Sequence[typing.Any] = ()) -> None:
-    """The process's only function. peer_ends: ends of pipes that a fork has copied, and that are not this rank's."""
+    """Runs the process. peer_ends: ends of pipes that a fork has copied and that belong to other ranks."""
     for end in peer_ends:
         end.close()
     _own_process_group(job.parent)

@@ -27,7 +27,7 @@ def refuse(text: str) -> typing.NoReturn:
 
 
 def _list(source: Json, *names: str) -> tuple[str, list[Json] | None]:
-    """The first of the names under which an object has a list, and that list."""
+    """Returns the first of these names under which an object has a list, and the list."""
     values = source if isinstance(source, dict) else {}
     return next(((name, values[name]) for name in names if isinstance(values.get(name), list)), (names[0], None))
 
@@ -138,7 +138,7 @@ def _choice(record: Json, choice: Json, location: str, logprobs_required: bool) 
 
 
 def _sglang(record: Json, location: str) -> Sequence:
-    """A response of SGLang's /generate: [[log-probability or null, id, text or null], ..]."""
+    """Reads a response of SGLang's /generate: [[log-probability or null, id, text or null], ..]."""
     meta = record["meta_info"]
     prompt = _list(meta, "input_token_logprobs")[1] or []
     triples = prompt + (_list(meta, "output_token_logprobs")[1] or [])
@@ -155,7 +155,7 @@ def _sglang(record: Json, location: str) -> Sequence:
 
 
 def _sequences(value: Json, location: str, logprobs_required: bool) -> typing.Iterator[Sequence]:
-    """Those of a record, or of a server's response."""
+    """Returns the sequences of a record, or of a server's response."""
     if not isinstance(value, dict):
         refuse(f'{location}: expected an object with "tokens", or a server\'s response')
     for key in ("labels", "attention_mask", "position_ids", "loss_mask", "response_mask"):
@@ -197,7 +197,7 @@ def _values(text: str, path: str) -> list[tuple[str, Json]]:
 
 
 def read(path: str, need_logprobs: bool) -> list[Sequence]:
-    """The sequences of a file. need_logprobs: it must have log-probabilities. Errors: AnyrankError."""
+    """Reads the sequences of a file. need_logprobs: the file must have log-probabilities. Errors: AnyrankError."""
     if path.endswith(".safetensors"):
         refuse(f"{path}: log-probabilities are read from JSON or JSON Lines")
     try:

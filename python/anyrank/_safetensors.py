@@ -60,7 +60,8 @@ class Writer:
         self.stream(name, dtype, shape, (data,))
 
     def stream(self, name: str, dtype: str, shape: typing.Sequence[int], parts: typing.Iterable[typing.Any]) -> None:
-        """A tensor's bytes, part after part: contiguous buffers that together are as many. On an error: discard()."""
+        """Writes a tensor's bytes part by part, from contiguous buffers that together have its size. After an error
+        call discard()."""
         if name in self._entries:
             raise ValueError(f"{name} is in {self.path} already")
         start = self._at
@@ -133,14 +134,14 @@ _ENTRY = record({"dtype": string, "shape": list_of(integer(0)), "data_offsets": 
 
 
 def _header(value: typing.Any) -> tuple[dict[str, dict[str, typing.Any]], dict[str, str]]:
-    """The entries of tensors, and the metadata."""
+    """Returns the entries of the tensors, and the metadata."""
     entries = map_of(lambda entry: entry)(value)
     metadata = record({}, {"__metadata__": map_of(string)})(entries).get("__metadata__", {})
     return map_of(_ENTRY)({name: entry for name, entry in entries.items() if name != "__metadata__"}), metadata
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The tensors of a file, mapped, and its metadata. Errors: AnyrankError, with the file and the tensor."""
+    """Maps the tensors of a file and reads its metadata. Errors: AnyrankError, which names the file and the tensor."""
     name = os.fspath(path)
     with open_file(name) as file:
         size = os.fstat(file.fileno()).st_size

@@ -36,13 +36,13 @@ class Claims(typing.NamedTuple):
     token: Array
 
     def squares(self, predicted: Array) -> float:
-        """What a prediction leaves; where it is none, it says that this cannot be."""
+        """Returns the squared differences of a prediction; impossible predictions get a penalty."""
         with np.errstate(invalid="ignore", over="ignore"):
             off = predicted - self.claimed
             return float(np.where(np.isfinite(off), off * off, (self.claimed - self.reference) ** 2 + 1.0).sum())
 
     def residuals(self, temperatures: typing.Sequence[float], grid: Grid, step: int = 1) -> dict[str, Array]:
-        """What each sampler leaves, [temperatures, numbers]; of `step` claims one is looked at."""
+        """Returns the residual of each sampler, [temperatures, numbers], over every `step`-th claim."""
         sums = {kind: np.zeros((len(temperatures), len(numbers))) for kind, numbers in grid.items()}
         for i in range(0, len(self.claimed), step):
             for kind, squares in self._residuals_of(i, np.array(temperatures)[:, None], grid).items():
@@ -63,7 +63,7 @@ class Claims(typing.NamedTuple):
 
     @staticmethod
     def _kept(kind: str, row: Array, mass: Array, temperature: Array, numbers: Array) -> Array:
-        """How many of the sorted row stay, [temperatures, numbers]."""
+        """Returns how many entries of the sorted row remain, [temperatures, numbers]."""
         if kind == "top_p":
             return 1 + np.stack([np.searchsorted(mass_row, numbers * mass_row[-1]) for mass_row in mass])
         if kind == "min_p":
@@ -74,7 +74,7 @@ class Claims(typing.NamedTuple):
 
 def _chosen(kind: str, temperatures: typing.Sequence[float], numbers: typing.Sequence[float],
             residuals: Array) -> Sampler:
-    """The best; another temperature than 1, which is the first, has to leave less than half."""
+    """Chooses the best sampler. A temperature other than 1, the first, must leave less than half of the residual."""
     best_cells = [divmod(int(np.argmin(part)), len(numbers)) for part in (residuals[:1], residuals)]
     plain, any_ = (Sampler(temperatures[t], numbers[n], float(residuals[t, n])) for t, n in best_cells)
     return any_ if kind == "temperature" or any_.residual < 0.5 * plain.residual else plain
@@ -113,8 +113,8 @@ def _rounded(claims: Claims, kind: str, best_sampler: Sampler, step: int) -> Sam
 
 
 def fit_samplers(claims: Claims) -> dict[str, Sampler]:
-    """The sampler of each kind that leaves least of the differences. The search goes by some claims, fewer of them
-    where a vocabulary is large; all are counted at its end."""
+    """Finds for each kind the sampler with the smallest residual. The search uses some of the claims, fewer with a
+    large vocabulary; the final residual counts all claims."""
     looked = max(16, min(64, (1 << 20) // claims.rows.shape[1]))
     step = max(1, len(claims.claimed) // looked)
     temperatures = [1.0, *np.arange(0.1, 2.01, 0.05), 2.5, 3.5, 4.9]

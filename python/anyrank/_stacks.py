@@ -33,12 +33,13 @@ class Frame(typing.NamedTuple):
 
 
 def complete(text: str) -> bool:
-    """Whether the dump has reached the bottom of the main thread's stack, or its limit."""
+    """Returns whether the dump has reached the bottom of the main thread's stack, or its limit."""
     return any(match and match[1] == OWN for match in map(FRAME.match, text.split("\n"))) or "\n  ...\n" in text
 
 
 def main_thread(text: str) -> list[Frame]:
-    """The main thread's frames from the innermost on, without those that called the function; [] if there are none."""
+    """Returns the main thread's frames from the innermost on, without the callers of the user's function; [] if there
+    are none."""
     threads: list[list[Frame]] = []
     for line in text.split("\n"):
         match = FRAME.match(line)
@@ -58,7 +59,7 @@ def _installed(path: str) -> bool:
 
 
 def _of_every_run(path: str) -> bool:
-    """Whether a file is Python's, torch's or this package's, wherever they are installed."""
+    """Returns whether a file belongs to Python, torch or this package, wherever these are installed."""
     torch = importlib.util.find_spec("torch")
     if torch is not None and torch.origin and path.startswith(os.path.dirname(torch.origin) + os.sep):
         return True
@@ -67,14 +68,15 @@ def _of_every_run(path: str) -> bool:
 
 
 def users(frames: list[Frame]) -> int:
-    """The index of the user's innermost frame: in no library, or else in one that not every run has, as a program may
-    be installed too; 0 if there is none."""
+    """Returns the index of the user's innermost frame: one outside of libraries or, since a program may be installed
+    too, in a library that not every run has; 0 if there is none."""
     user_indices = [i for i, frame in enumerate(frames) if not _of_every_run(frame.path)]
     return next((i for i in user_indices if not _installed(frames[i].path)), next(iter(user_indices), 0))
 
 
 def collective(frames: list[Frame]) -> str:
-    """The function of torch.distributed that the user's code waits in, as it was called; "" if it does not."""
+    """Returns the function of torch.distributed in which the user's code waits, as the code calls it; "" if it does not
+    wait."""
     inner = frames[:users(frames)]
     for frame in reversed(inner):
         if f"{os.sep}torch{os.sep}distributed{os.sep}" in frame.path and frame.function not in WRAPPERS:
@@ -83,12 +85,12 @@ def collective(frames: list[Frame]) -> str:
 
 
 def captured(frames: list[Frame]) -> bool:
-    """Whether a rank has come to the end of its capture, and waits there for the others."""
+    """Returns whether a rank has reached the end of its capture and waits there for the others."""
     return any(frame.path == EXCHANGE for frame in frames)
 
 
 def line_of(frames: list[Frame]) -> str:
-    """Where a rank stands: "waiting in all_reduce, called by forward (layers.py:41): dist.all_reduce(x)"."""
+    """Describes where a rank is: "waiting in all_reduce, called by forward (layers.py:41): dist.all_reduce(x)"."""
     if not frames:
         return "not answering: stopped, or inside the system"
     if captured(frames):

@@ -17,8 +17,8 @@ _T = typing.TypeVar("_T")
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """The text on one line, with a question mark for each control character and each byte that is not UTF-8. A text of
-    more than `limit` characters is cut."""
+    """Returns the text on one line, with a question mark for each control character and each byte that is not UTF-8. A
+    text of more than `limit` characters is cut."""
     if limit is not None and len(text) > limit:
         text = f"{text[:limit]}.."
     return _CONTROLS.sub("?", text)

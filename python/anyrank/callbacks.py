@@ -44,7 +44,7 @@ class Callback:
         self._watch: Watch | None = None
 
     def __reduce__(self) -> tuple[typing.Any, ...]:
-        """As the class that has a name: the one with the libraries' bases is made again where it is read."""
+        """Pickles as the named class; the class with the libraries' bases is created again when the pickle is read."""
         return _new, (getattr(type(self), "_named", type(self)),), {**vars(self), "_watch": None}
 
     @property
@@ -52,7 +52,7 @@ class Callback:
         return self._watch.findings if self._watch is not None else []
 
     def _begin(self, model: typing.Any, optimizer: typing.Any, steps: int) -> None:
-        """A run begins, after this many steps that an earlier one has made."""
+        """Begins a run, after this many steps of an earlier run."""
         self._end(RuntimeError("another run began"))  # transformers calls no callback after an exception
         self._steps, self._told = steps, False
         self._watch = watch(model, optimizer, **{"first_step": steps + 1, **self._options})
@@ -73,8 +73,8 @@ class Callback:
 
     def on_log(self, _args: typing.Any, state: typing.Any, _control: typing.Any, logs: typing.Any = None,
                **_further: typing.Any) -> None:
-        """The history has a copy of `logs`, which callbacks after this one read. Evaluations' are left alone: their sum
-        may be what a search of hyperparameters looks at."""
+        """Changes the history's copy of `logs`, which later callbacks read. Logs of evaluations are left alone, because
+        a hyperparameter search may use their sum."""
         if self._logs and self._watch is not None and state.is_world_process_zero and {"loss", "train_loss"} & {*logs}:
             metrics = self._watch.metrics()
             if not self.findings or self._told:
@@ -108,7 +108,7 @@ class Callback:
 
 
 def _new(cls: typing.Any) -> Callback:
-    """A callback that is not initialised, with the bases of the libraries that are there."""
+    """Creates an uninitialised callback with the bases of the installed libraries."""
     bases = tuple(getattr(sys.modules[name], base) for name, base in LIBRARIES.items() if name in sys.modules)
     if not bases:
         raise AnyrankError(f"anyrank.Callback: none of {', '.join(LIBRARIES)} is imported: import the library whose "

@@ -50,17 +50,17 @@ class Tensor:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that hold a part, in order."""
+        """Returns the ranks that hold a part, in order."""
         return tuple(sorted({part.rank for part in self.parts if part.rank is not None}))
 
     @property
     def replicas(self) -> int:
-        """How many copies there are of each part; of a packed tensor, of the part with most."""
+        """Returns the number of copies of each part; for a packed tensor, of the part with the most copies."""
         return max((part.replicas for part in self.parts), default=1)
 
     @property
     def partial(self) -> bool:
-        """Whether the ranks hold summands."""
+        """Returns whether the ranks hold summands."""
         return any(part.partial for part in self.parts)
 
 
@@ -145,20 +145,20 @@ class Dump(collections.abc.Mapping[str, typing.Any]):
     # --- tensors ---
 
     def numpy(self, name: str) -> typing.Any:
-        """The full tensor as an array of numpy. What numpy has no type for, as bfloat16, becomes float32 of the same
-        values, unless the package ml_dtypes is loaded."""
+        """Returns the full tensor as an array of numpy. Types that numpy lacks, such as bfloat16, become float32 with
+        the same values, unless the package ml_dtypes is loaded."""
         from anyrank._arrays import numpy_of
 
         return numpy_of(self.entry(name))
 
     def torch(self, name: str) -> typing.Any:
-        """The full tensor as a tensor of torch, of its own type, on the CPU."""
+        """Returns the full tensor as a tensor of torch, in its type, on the CPU."""
         from anyrank._arrays import torch_of
 
         return torch_of(self.entry(name))
 
     def entry(self, name: str) -> Entry:
-        """The full tensor as dtype, shape and bytes (row-major, little-endian, writable)."""
+        """Returns the full tensor as dtype, shape and bytes (row-major, little-endian, writable)."""
         handle, tensor = self._find(name)
         about = self.tensor(name)
         room = bytearray(handle.functions["tensor_bytes"](tensor))
@@ -167,7 +167,7 @@ class Dump(collections.abc.Mapping[str, typing.Any]):
         return Entry(about.dtype, about.shape, memoryview(room))
 
     def part(self, name: str, i: int) -> list[typing.Any]:
-        """What part i of `tensor(name).parts` holds, as fp32: an array of numpy for each of its boxes."""
+        """Returns part i of `tensor(name).parts` as fp32: an array of numpy for each of its boxes."""
         import numpy as np
 
         handle, tensor = self._find(name)
@@ -179,7 +179,7 @@ class Dump(collections.abc.Mapping[str, typing.Any]):
         return [room[start:end].reshape(extent) for start, end, extent in zip(ends, ends[1:], extents)]
 
     def tensor(self, name: str) -> Tensor:
-        """Its dtype, shape and place in execution order, and what each rank holds of it; reads no values."""
+        """Returns dtype, shape, position in execution order, and each rank's parts; reads no values."""
         handle, tensor = self._find(name)
         about = _library.given_json(handle.functions["tensor_json"](tensor))
         order = handle.functions["tensor_order"](tensor)
@@ -187,7 +187,7 @@ class Dump(collections.abc.Mapping[str, typing.Any]):
                       tuple(_part(part) for part in about["parts"]))
 
     def disagreement(self, name: str) -> Disagreement | None:
-        """Where two copies of a part of the tensor differ in bits; None: nowhere, or there are no copies."""
+        """Finds where two copies of a part of the tensor differ in bits; None if nowhere, or if there are no copies."""
         handle, tensor = self._find(name)
         text = ctypes.c_void_p()
         _library.checked(handle.functions["tensor_replicas"](tensor, ctypes.byref(text)))
@@ -202,7 +202,7 @@ class Dump(collections.abc.Mapping[str, typing.Any]):
         return Disagreement((rank, peer_rank), tuple(reversed(index)), (a, b), found["elements"], found["count"])
 
     def metadata(self, key: str) -> str | None:
-        """A value of the files' metadata that all of them agree on; None: there is none."""
+        """Returns a value of the files' metadata on which all files agree; None if there is none."""
         handle = self._handle
         value = handle.functions["dump_metadata"](handle.pointer, os.fsencode(key))
         return None if value is None else os.fsdecode(value)

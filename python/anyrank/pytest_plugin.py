@@ -57,13 +57,13 @@ def pytest_configure(config: typing.Any) -> None:
 
 
 def _option(config: typing.Any, name: str) -> str | None:
-    """The command line's value, else the ini file's."""
+    """Returns the command line's value, or else the ini file's."""
     value = config.getoption(f"--anyrank-{name}")
     return value if value is not None else config.getini(f"anyrank_{name}") or None
 
 
 def _integers(value: typing.Any, name: str) -> list[int] | None:
-    """As 2,4, or a list, or a number."""
+    """Reads numbers given as 2,4, as a list, or as one number."""
     if value is None:
         return None
     parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else list(value)
@@ -78,7 +78,7 @@ def _integers(value: typing.Any, name: str) -> list[int] | None:
 
 
 def _seconds(value: typing.Any, name: str) -> float | None:
-    """None: the default."""
+    """Reads a number of seconds; None is the default."""
     try:
         seconds = None if value is None else float(value)
     except (TypeError, ValueError):
@@ -113,7 +113,7 @@ def pytest_generate_tests(metafunc: typing.Any) -> None:
 
 
 def _marker(node: typing.Any) -> dict[str, typing.Any]:
-    """What the markers of a test say, the nearest first."""
+    """Returns what the markers of a test say, the nearest first."""
     found: dict[str, typing.Any] = {}
     for mark in node.iter_markers("anyrank"):
         unknown = [name for name in mark.kwargs if name not in MARKS]
@@ -125,7 +125,7 @@ def _marker(node: typing.Any) -> dict[str, typing.Any]:
 
 
 def _layouts(config: typing.Any, marker: dict[str, typing.Any]) -> list[dict[str, int]] | None:
-    """The meshes to try; None where nothing is said."""
+    """Returns the meshes to try; None if nothing is said."""
     from anyrank._compare import layout_of
 
     numbers = _integers(_option(config, "ranks"), "ranks")
@@ -222,7 +222,7 @@ def anyrank_compare(request: typing.Any, tmp_path_factory: typing.Any,
 
 
 def _chosen(case: Case, request: typing.Any, ranks: int | None, layout: typing.Any) -> dict[str, int] | None:
-    """The layout of the marker or of the command line, which also counts where the test has one."""
+    """Returns the layout of the marker or, also for a test with a marker, of the command line."""
     if case.layout is not None and (ranks is not None or layout is not None) and (
             {"ranks", "layouts"} & _marker(request.node).keys()):
         raise TypeError("the marker has the ranks of this test already: leave ranks and layout out of the call")
@@ -230,13 +230,13 @@ def _chosen(case: Case, request: typing.Any, ranks: int | None, layout: typing.A
 
 
 def _dimensions(request: typing.Any) -> set[str]:
-    """The names of all layouts of the test, which one spec may serve."""
+    """Returns the dimension names of all layouts of the test, which one spec may serve."""
     requested = _marker(request.node).get("layouts", [])
     return {name for layout in ([requested] if isinstance(requested, dict) else requested) for name in layout}
 
 
 def _outcome(failed: typing.Any) -> BaseException:
-    """A rank that skips has the test skipped. pytest's own exceptions cannot be sent from a rank, as text they can."""
+    """Skips the test if a rank skips. pytest's exceptions cannot be sent from a rank, but their text can."""
     head, _, reason = str(failed).partition(" raised Skipped: ")
     if failed.kind == "raised" and reason and "\n" not in head:
         return typing.cast(BaseException, pytest.skip.Exception(reason.partition("\n")[0].partition(", all alike;")[0]))
@@ -244,7 +244,7 @@ def _outcome(failed: typing.Any) -> BaseException:
 
 
 def _folder(request: typing.Any, factory: typing.Any, turn: int) -> pathlib.Path:
-    """Where a comparison's dumps go: a folder that nobody else has."""
+    """Creates a folder for a comparison's dumps that no other test uses."""
     dump_folder = _option(request.config, "dump")
     if dump_folder is None:
         return pathlib.Path(factory.mktemp("anyrank"))
@@ -258,7 +258,7 @@ def _folder(request: typing.Any, factory: typing.Any, turn: int) -> pathlib.Path
 
 
 def _repeat(request: typing.Any) -> str:
-    """The command line that runs this turn alone."""
+    """Returns the command line that runs this turn alone."""
     options = [f"--anyrank-{name}={_option(request.config, name)}" for name in ("ranks", "seeds")
                if request.config.getoption(f"--anyrank-{name}") is not None]
     root, invocation_dir = request.config.rootpath, pathlib.Path(request.config.invocation_params.dir)

@@ -77,7 +77,7 @@ class _Rank:
             self.died = code
 
     def consequence(self) -> bool:
-        """Whether it failed only as another rank's process was gone."""
+        """Returns whether it failed only because another rank's process was gone."""
         return self.report is not None and any(text in self.report.text for text in LOST)
 
     def end(self) -> None:
@@ -157,10 +157,9 @@ def run(world: int, function: typing.Callable[..., typing.Any], args: tuple[typi
 
 
 def own_seed(rank: int, seed: int | None = None) -> int:
-    """A seed for what has to differ between ranks, such as dropout on a shard: torch.manual_seed(own_seed(rank)).
-
-    seed: default torch.initial_seed(), which is the run's until someone calls manual_seed.
-    """
+    """Returns a seed for what has to differ between ranks, such as dropout on a shard:
+    torch.manual_seed(own_seed(rank)). seed: default torch.initial_seed(), which is the run's until someone calls
+    manual_seed."""
     if seed is None:
         import torch
         seed = torch.initial_seed()
@@ -327,7 +326,7 @@ def _ask(ranks: list[_Rank], folder: str) -> None:
 
 
 def _status(rank: _Rank) -> str:
-    """What a rank was doing when the run was ended."""
+    """Describes what a rank was doing when the run was ended."""
     if rank.report is not None:
         if rank.report.outcome == "returned":
             return "returned"
@@ -362,7 +361,7 @@ def _meanwhile(ranks: list[_Rank], reported: typing.Sequence[_Rank]) -> str:
 
 
 def _called(ranks: list[_Rank], folder: str) -> dict[int, list[_collectives.Call]]:
-    """The collectives that each rank has called."""
+    """Returns the collectives that each rank has called."""
     paths = {rank.number: _rank_process.path_of(folder, rank.number, "calls") for rank in ranks}
     return {number: _collectives.read(path) for number, path in paths.items()}
 
@@ -406,7 +405,8 @@ def _said_of(call_groups: list[tuple[list[_Rank], _collectives.Call]]) -> str:
 
 
 def _warn_of_calls(ranks: list[_Rank], folder: str) -> None:
-    """Of a run that ended well all the same: what it computed has no meaning."""
+    """Warns of a run that ended well although its ranks called different collectives, so that its results are
+    meaningless."""
     found = _collectives.disagreement(_called(ranks, folder))
     if _collectives.is_certain(found):
         call_sites = "; ".join(f"{_numbers(group)} in {call.location()}" for group, call in _alike(ranks, found))

@@ -73,7 +73,7 @@ class Reference:
 
     @property
     def loss(self) -> float:
-        """The mean over all targets; NaN of a block, which has none."""
+        """Returns the mean over all targets; NaN for a block, which has no targets."""
         return self.report.loss[0] if self.report.loss else math.nan
 
     @property
@@ -119,7 +119,7 @@ class Reference:
 
 
 def _outputs_of(output: typing.Any) -> dict[str, typing.Any]:
-    """The outputs under the names of outputs.safetensors."""
+    """Returns the outputs under the names of outputs.safetensors."""
     def part(name: str) -> typing.Any:
         return output.get(name) if isinstance(output, collections.abc.Mapping) else getattr(output, name, None)
 
@@ -230,7 +230,7 @@ def _kind(model: object, batch: object) -> str | None:
 
 
 def _arithmetic(model: typing.Any) -> str | None:
-    """By the type of the model's parameters; None: the command's own choice."""
+    """Returns the arithmetic for the type of the model's parameters; None for the command's choice."""
     if not hasattr(model, "parameters"):
         return None
     dtypes = {str(parameter.dtype) for parameter in model.parameters()}
@@ -238,7 +238,8 @@ def _arithmetic(model: typing.Any) -> str | None:
 
 
 def _caches(model: typing.Any, use_cache: bool | None) -> bool:
-    """Whether a forward pass of transformers makes a cache, with which restarting positions keep no documents apart."""
+    """Returns whether a forward pass of transformers makes a cache, with which restarting positions do not separate
+    documents."""
     if use_cache is None:
         use_cache = getattr(getattr(model, "config", None), "use_cache", False)
     parts = model.modules() if hasattr(model, "modules") else ()

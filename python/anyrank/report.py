@@ -33,7 +33,7 @@ def _numbers(value: typing.Any) -> typing.Any:
 
 def _field(key: str | None = None, converter: typing.Callable[[typing.Any], typing.Any] = _numbers,
            default: typing.Any = None) -> typing.Any:
-    """A field of the JSON: its key there if it is not the field's name, and what makes the value."""
+    """Declares a field of the JSON: its key, if it is not the field's name, and its converter."""
     return dataclasses.field(default=default, metadata={"key": key, "make": converter})
 
 
@@ -105,7 +105,7 @@ class Difference:
 
     @property
     def off_by_factor(self) -> bool:
-        """Each element is within the rule, and the factor of all together is not."""
+        """Returns whether each element is within the rule although the factor of all together is not."""
         return bool(self.scale is not None and self.factor_allowed and abs(self.scale - 1) > self.factor_allowed)
 
 
@@ -124,7 +124,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """The command's exit status is 0: no difference, nothing found."""
+        """Returns whether the command's exit status is 0: no difference, nothing found."""
         return self.exit_status == 0
 
     def __bool__(self) -> bool:
@@ -134,7 +134,7 @@ class Report:
         return self.text.rstrip("\n")
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The command's JSON, also written to a file if a path is given."""
+        """Returns the command's JSON, and writes it to a file if a path is given."""
         text = json.dumps(self.data, indent=2)
         if path is not None:
             pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
@@ -240,7 +240,7 @@ class CheckedRun:
 
     @property
     def name(self) -> str:
-        """As "dp=2 tp=4 sp"."""
+        """Returns the layout as "dp=2 tp=4 sp"."""
         return _html.layout_name(self.layout)
 
 
@@ -270,17 +270,17 @@ class CheckReport(Report):
 
     @property
     def runs(self) -> tuple[CheckedRun, ...]:
-        """The layouts of all models."""
+        """Returns the layouts of all models."""
         return tuple(run for model in self.models for run in model.runs)
 
     @property
     def first(self) -> Difference | None:
-        """The first difference of the first layout that has one."""
+        """Returns the first difference of the first layout that has one."""
         return next((run.first for run in self.runs if run.first is not None), None)
 
     @property
     def tensors(self) -> tuple[Difference, ...]:
-        """The first difference of each layout that has one."""
+        """Returns the first difference of each layout that has one."""
         return tuple(run.first for run in self.runs if run.first is not None)
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -447,6 +447,6 @@ class LogprobsReport(Report):
 
 
 def report_of(kind: type[_T], finished: typing.Any, keeps: object = None) -> _T:
-    """The report of a command that ran (anyrank._command.Finished)."""
+    """Returns the report of a command that ran (anyrank._command.Finished)."""
     return _build(kind, finished.data, exit_status=finished.exit_status, text=finished.text,
                   words=finished.words, keeps=keeps)

@@ -75,7 +75,8 @@ class State:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, tensor: Tensor) -> None:
-        """Of two by one name, as a Trainer's 16-bit weights and those that DeepSpeed keeps, both."""
+        """Adds a tensor. Two tensors with one name are both kept, such as a Trainer's 16-bit weights and DeepSpeed's
+        weights."""
         while tensor.key in self.tensors:
             tensor = dataclasses.replace(tensor, name=f"{tensor.name}'")
         self.tensors[tensor.key] = tensor
@@ -167,7 +168,7 @@ def _add_pieces(state: State, pieces: typing.Iterable[_pieces.Piece]) -> None:
 
 
 def _dcp_pieces(folder: str, placeholders: typing.Collection[str]) -> typing.Iterator[_pieces.Piece]:
-    """By their paths in the dictionary that was saved: a random state is told from a weight by where it stands."""
+    """Returns pieces by their paths in the saved dictionary, which tell a random state from a weight."""
     for item in dcp.read_items(folder, dcp.read_metadata(folder, placeholders), placeholders)[0]:
         parts = [str(part) for part in item.path]
         role = _pieces.STATE.get(parts[-1]) or ("weight" if _WEIGHTS.search(parts[0]) or len(parts) == 1 else "")
@@ -177,7 +178,7 @@ def _dcp_pieces(folder: str, placeholders: typing.Collection[str]) -> typing.Ite
 
 
 def _named_parts(folder: str) -> typing.Iterator[_pieces.Piece]:
-    """Of sharded safetensors files, by the keys that were saved."""
+    """Returns the tensors of sharded safetensors files by the keys that were saved."""
     for part in shards.read_parts(folder):
         name, role = _named(part.name)
         yield dataclasses.replace(part, name=name, role=role)
@@ -242,7 +243,7 @@ def _add_dcp_values(state: State, folder: str, placeholders: typing.Collection[s
 
 def _add_file(state: State, folder: str, name: str, placeholders: typing.Collection[str],
               without: typing.Collection[str] = (), prefix: str | None = None) -> None:
-    """A pickled file, but for what it has of the model."""
+    """Adds a pickled file, without the parts that belong to the model."""
     value = _pickles.load(os.path.join(folder, name), placeholders)
     if isinstance(value, dict):
         value = {key: entry for key, entry in value.items() if key not in without}
@@ -301,7 +302,7 @@ def _add_plain(state: State, folder: str, names: typing.Sequence[str], placehold
 
 
 def _add_folder(state: State, path: str, placeholders: typing.Collection[str]) -> None:
-    """What a folder holds: another program's checkpoint, files, or both, as under transformers' Trainer."""
+    """Adds what a folder contains: another program's checkpoint, files, or both, as under transformers' Trainer."""
     names = sorted(os.listdir(path))
     found = _find_all(path)
     trainers = any(map(_TRAINERS.match, names))
@@ -318,7 +319,7 @@ def _add_folder(state: State, path: str, placeholders: typing.Collection[str]) -
 
 
 def read_state(path: Path, placeholders: typing.Collection[str] = ()) -> State:
-    """All of a checkpoint. Raises AnyrankError: what is wrong, in which file."""
+    """Reads a whole checkpoint. Errors: AnyrankError, which says what is wrong, in which file."""
     path = os.fspath(path)
     state = State(path)
     if not os.path.exists(path):
@@ -340,7 +341,7 @@ def read_state(path: Path, placeholders: typing.Collection[str] = ()) -> State:
 
 
 def _numbers(data: Data, dtype: str) -> list[float] | None:
-    """The first SAMPLE elements of floats."""
+    """Returns the first SAMPLE elements of floats."""
     size = SIZES[dtype]
     data = bytes(data[:SAMPLE * size])
     if dtype == "BF16":

@@ -91,7 +91,7 @@ class Noise(TorchDispatchMode):  # type: ignore[misc]
 
     def _size(self, func: typing.Any, name: str, args: typing.Any, kwargs: typing.Any,
               result: torch.Tensor) -> torch.Tensor:
-        """The error of each element."""
+        """Returns the error of each element."""
         if torch.Tag.pointwise in func.tags or name.startswith("_foreach") and name != "_foreach_norm":
             return self._relative(result)
         size, terms = result.double().abs(), 1.0
@@ -120,7 +120,7 @@ def _tensors(value: typing.Any) -> list[torch.Tensor]:
 
 
 def _is_less(result: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a cast has fewer bits of significand than what it was made of."""
+    """Returns whether a cast has fewer bits of significand than its source."""
     return bool(result.is_floating_point() and source.is_floating_point() and result.numel() > 0 and
                 torch.finfo(result.dtype).eps > torch.finfo(source.dtype).eps)
 
@@ -132,8 +132,8 @@ Path = typing.Union[str, "os.PathLike[str]"]
 
 
 def _dump(folder: Path) -> dict[str, torch.Tensor]:
-    """One rank's floating-point numbers, those of a tensor in several files one after the other. Integers, which do not
-    round, are as a tensor without elements: nothing is allowed."""
+    """Reads one rank's floating-point numbers; those of a tensor in several files one after the other. Integers, which
+    do not round, count as a tensor without elements: nothing is allowed."""
     found: dict[str, list[torch.Tensor]] = {}
     for file in sorted(pathlib.Path(folder).glob("*.safetensors")):
         entries, _ = _safetensors.read(file)
@@ -188,7 +188,7 @@ def allowances(reference: Path, draws: typing.Sequence[Path], path: Path) -> dic
 
 
 def _sizes(exact: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> dict[str, Size]:
-    """A draw's differences."""
+    """Returns a draw's differences."""
     for name, value in exact.items():
         counterpart = values.get(name)
         if counterpart is None or counterpart.shape != value.shape or counterpart.dtype != value.dtype:
@@ -211,8 +211,8 @@ def _write(exact: dict[str, torch.Tensor], draws: typing.Sequence[dict[str, Size
 
 
 def write_allowances(path: Path, rows: typing.Mapping[str, tuple[float, typing.Sequence[Size]]]) -> None:
-    """The file for `sensitivity=`: of each tensor what an element may be off, and the sizes of draws, of which all have
-    as many or none."""
+    """Writes the file for `sensitivity=`: how much an element of each tensor may be off, and the sizes of draws, of
+    which all tensors have equally many or none."""
     entries, draw_count = {}, max((len(sizes) for _, sizes in rows.values()), default=0)
     for name, (allowed, sizes) in rows.items():
         entries[name] = _safetensors.Entry("F64", (), memoryview(struct.pack("<d", allowed)))

@@ -32,7 +32,7 @@ _R = typing.TypeVar("_R")
 
 
 def _run(kind: type[_R], command: str, model: Model, options: typing.Mapping[str, object], progress: Progress) -> _R:
-    """A command about a model."""
+    """Runs a command on a model."""
     option_words(command, options)  # a wrong one, before the model is written
     with model_path(model) as path:
         return report_of(kind, run(command, [] if path is None else [path], options, progress))
@@ -66,7 +66,7 @@ def verify(reference: Path, other: Path, *, map: Mapping = None, reference_map: 
 
 
 def _as_dump(path: Path, scratch: Scratch, mapping: str, command_options: dict[str, typing.Any]) -> Path:
-    """A checkpoint of another program, converted; all else as it is."""
+    """Converts another program's checkpoint; returns everything else unchanged."""
     if not isinstance(path, (str, os.PathLike)):
         side = "other" if mapping == "map" else "reference"
         raise TypeError(f"anyrank.verify(): {side}: expected the path of a dump, got {type(path).__name__}; "

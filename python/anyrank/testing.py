@@ -111,7 +111,8 @@ def _parts(reference: Side, actual: Side) -> tuple[Side, Side]:
 
 
 def _of_dump(side: Side, counterpart: Side) -> Side:
-    """The tensors of a dump that is compared with DTensors, of which there is a part here alone; else as it is."""
+    """Returns the tensors of a dump that is compared with DTensors, of which this process has only a part; everything
+    else unchanged."""
     values = (
         counterpart.values() if isinstance(counterpart, typing.Mapping) and not isinstance(counterpart, Dump) else []
     )
@@ -122,7 +123,7 @@ def _of_dump(side: Side, counterpart: Side) -> Side:
 
 
 def _this_rank(*sides: Side) -> str:
-    """A line with the rank whose part of a DTensor is compared."""
+    """Returns a line with the rank whose part of a DTensor is compared."""
     values = [tensor for side in sides if not isinstance(side, Dump)
               for tensor in (side.values() if isinstance(side, typing.Mapping) else [side])]
     if not any(map(is_dtensor, values)):
@@ -133,7 +134,7 @@ def _this_rank(*sides: Side) -> str:
 
 
 def _side(value: Side, name: str) -> pathlib.Path | list[Entries]:
-    """A path, or the tensors of each rank."""
+    """Returns a path, or the tensors of each rank."""
     if isinstance(value, (str, os.PathLike)):
         return pathlib.Path(value)
     if isinstance(value, (list, tuple)) and value and not isinstance(value, Entry) and not _are_numbers(value):
@@ -142,7 +143,8 @@ def _side(value: Side, name: str) -> pathlib.Path | list[Entries]:
 
 
 def _are_numbers(value: object) -> bool:
-    """A nested list of numbers, which is one tensor; a list of tensors has one for each rank."""
+    """Returns whether a list contains nested numbers, which make one tensor; a list of tensors has one for each
+    rank."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return isinstance(value, (bool, int, float, list, tuple))
@@ -166,7 +168,7 @@ def _entries(value: Side, name: str) -> Entries:
 
 
 def _leaves(path: str, value: Side) -> typing.Iterator[tuple[str, typing.Any]]:
-    """The tensors of nested dicts, as an optimizer's state_dict: "state.0.exp_avg". None is no tensor."""
+    """Yields the tensors of nested dicts, such as an optimizer's state_dict: "state.0.exp_avg". None is no tensor."""
     if isinstance(value, typing.Mapping):
         for key, child in value.items():
             yield from _leaves(f"{path}.{key}" if path else str(key), child)
@@ -178,7 +180,8 @@ def _leaves(path: str, value: Side) -> typing.Iterator[tuple[str, typing.Any]]:
 
 
 def _equal_bytes(sides: list[pathlib.Path | list[Entries]], equal_nan: bool) -> bool:
-    """Whether no rule could find a difference: the same names, types, shapes and bytes, and no NaN that counts."""
+    """Returns whether no rule could find a difference: the same names, types, shapes and bytes, and no NaN that
+    counts."""
     a, b = sides
     if not (isinstance(a, list) and isinstance(b, list) and len(a) == len(b) == 1 and a[0].keys() == b[0].keys()):
         return False
@@ -187,7 +190,7 @@ def _equal_bytes(sides: list[pathlib.Path | list[Entries]], equal_nan: bool) -> 
 
 
 def _written(side: pathlib.Path | list[Entries], path: pathlib.Path) -> pathlib.Path:
-    """A dump's path: a file, or a folder with a file of each rank."""
+    """Returns a dump's path: a file, or a folder with a file of each rank."""
     if isinstance(side, pathlib.Path):
         return side
     if len(side) == 1:
@@ -202,7 +205,7 @@ def _written(side: pathlib.Path | list[Entries], path: pathlib.Path) -> pathlib.
 
 def _allowances(sensitivity: Sensitivity, reference: pathlib.Path | list[Entries], name: str,
                 path: pathlib.Path) -> typing.Any:
-    """The file of allowances that a dict, or a number for all, means."""
+    """Writes the file of allowances for a dict, or for one number for all tensors."""
     if sensitivity is None or isinstance(sensitivity, (str, os.PathLike)):
         return sensitivity
     if not isinstance(sensitivity, typing.Mapping):
@@ -217,7 +220,7 @@ def _allowances(sensitivity: Sensitivity, reference: pathlib.Path | list[Entries
 
 
 def _close(report: VerifyReport) -> tuple[float, float]:
-    """The tolerances for what differs in bits."""
+    """Returns the tolerances for tensors that differ in bits."""
     dtypes = sorted({row.dtype for row in report.tensors if row.dtype in CLOSE})
     if len(dtypes) > 1:
         raise TypeError(f"close=True: tensors of {' and of '.join(map(str, dtypes))} differ, which have tolerances of "
@@ -232,8 +235,8 @@ WIDTH = 110
 
 
 def explain(report: VerifyReport, torch: bool = False) -> str:
-    """A report that is not ok in the words of torch.testing.assert_close, followed by tensor, rank, element, pattern,
-    cause and hint. torch: shapes and dtypes are written as torch does."""
+    """Describes a report that is not ok in the words of torch.testing.assert_close, followed by tensor, rank, element,
+    pattern, cause and hint. torch: shapes and dtypes are written as torch does."""
     difference = report.first
     lines = _head(report, difference, torch)
     if difference is not None:
@@ -256,7 +259,7 @@ def explain(report: VerifyReport, torch: bool = False) -> str:
 
 
 def _detail(label: str, text: str) -> str:
-    """A line, wrapped; names and numbers stay whole."""
+    """Returns a wrapped line in which names and numbers stay whole."""
     return textwrap.fill(text, WIDTH, initial_indent=f"    {label:<9} ", subsequent_indent=" " * 14,
                          break_long_words=False, break_on_hyphens=False)
 
@@ -301,7 +304,8 @@ def _head(report: VerifyReport, difference: Difference | None, torch: bool) -> l
 
 
 def _greatest(row: Difference) -> tuple[object, object]:
-    """The greatest differences: NaN or infinite where the worst element is, which the figures leave out."""
+    """Returns the greatest differences: NaN or infinite if the worst element is, since the figures leave such elements
+    out."""
     a, b = row.reference, row.actual
     if isinstance(a, float) and isinstance(b, float) and not math.isfinite(b - a):
         return abs(b - a), abs(b - a) / abs(a) if a else math.inf
@@ -314,7 +318,7 @@ def _mismatched(row: Difference) -> str:
 
 
 def _up_to(report: VerifyReport, row: Difference, key: str) -> str:
-    """What assert_close says of its tolerance; a sensitivity is an absolute one."""
+    """Returns assert_close's phrase for the tolerance; a sensitivity is an absolute tolerance."""
     rule = report.rule or {}
     if rule.get("name") == "tolerance":
         return f" (up to {rule.get(key):.6g} allowed)"

@@ -43,7 +43,7 @@ _STATE = record({}, {
 
 
 def _dimension(value: typing.Any) -> tuple[str, int]:
-    """A dimension of the mesh: its name and size."""
+    """Checks a dimension of the mesh: its name and size."""
     pair = list_of(anything, 2)(value)
     return string(pair[0]), integer(1)(pair[1])
 
@@ -53,15 +53,15 @@ _RECORD = record({"step": integer(1), "rank": integer(0), "mesh": list_of(_dimen
 
 
 def tensors_of(folder: str | os.PathLike[str]) -> tuple[list[Entry], int]:
-    """The tensors of a run's sketches, in order, and how many ranks it has. Raises AnyrankError for a folder that has
-    none."""
+    """Returns the tensors of a run's sketches in order, and the number of ranks. Errors: AnyrankError for a folder
+    without sketches."""
     run = parsed(given_json(library()["sketches_json"](os.fsencode(path_name(folder)))), _RUN, path_name(folder))
     return run["tensors"], run["ranks"]
 
 
 def watched_of(folder: str | os.PathLike[str]) -> tuple[list[Finding], list[str]]:
-    """What is wrong in a run whose tensors are sketched, and what is odd. Raises AnyrankError for a folder that has
-    none."""
+    """Finds what is wrong or odd in a run whose tensors are sketched. Errors: AnyrankError for a folder without
+    sketches."""
     path = pathlib.Path(path_name(folder))
     entries, ranks = tensors_of(path)
     watched, states = Watched(read_model(path / FILE) if os.path.lexists(path / FILE) else {}), states_of(path, ranks)
@@ -74,7 +74,8 @@ def watched_of(folder: str | os.PathLike[str]) -> tuple[list[Finding], list[str]
 
 
 def states_of(folder: pathlib.Path, ranks: int) -> dict[int, list[typing.Any]]:
-    """What each rank says of itself in the steps of a run that tensors_of() has read, with its place in the mesh."""
+    """Returns what each rank recorded about itself in the steps of a run that tensors_of() has read, with the rank's
+    place in the mesh."""
     found: dict[int, list[typing.Any]] = {}
     for rank in range(ranks):
         path = folder / f"rank-{rank:05d}.sketch"
@@ -89,7 +90,7 @@ def states_of(folder: pathlib.Path, ranks: int) -> dict[int, list[typing.Any]]:
 
 
 def _records_of(path: pathlib.Path) -> typing.Iterator[bytes]:
-    """The text of each record, up to the last whole one."""
+    """Yields the text of each record, up to the last whole one."""
     with open_file(path) as file:
         size, offset = os.fstat(file.fileno()).st_size, MAGIC_BYTES
         while offset + HEAD_BYTES <= size:
@@ -106,7 +107,8 @@ def _records_of(path: pathlib.Path) -> typing.Iterator[bytes]:
 
 
 def _is_whole(file: typing.BinaryIO, offset: int, length: int, digest: int) -> bool:
-    """Whether the last record was written to its end. Those before were read by the library, which refuses others."""
+    """Returns whether the last record is complete. The library has read the earlier ones, and refuses incomplete
+    ones."""
     file.seek(offset)
     data = file.read(length)
     return bool(library()["sketch_hash"](data, len(data)) == digest)

@@ -54,7 +54,7 @@ class Step:
                 yield name, entry
 
     def said(self, key: str, split_dims: typing.Collection[str] = ()) -> typing.Iterator[list[State]]:
-        """The states of ranks that have the same place in these dimensions of the mesh, and that say something."""
+        """Returns the recorded states of ranks that have the same place in these dimensions of the mesh."""
         groups: dict[typing.Any, list[State]] = {}
         for state in self.states:
             if state.get(key) is not None:
@@ -91,7 +91,7 @@ class Watched:
                            for path in unfolded(module.get("paths", ()))}
 
     def step(self, number: int, entries: typing.Iterable[Entry], states: typing.Sequence[State] = ()) -> list[Finding]:
-        """The findings of a step, each rule's of a tensor once."""
+        """Returns the findings of a step, each tensor once per rule."""
         current: dict[str, Entry] = {}
         before = dict(self.latest)
         for entry in entries:
@@ -116,12 +116,12 @@ class Watched:
         ]
 
     def lasts(self, rule: str, tensor: str, holds: bool, steps: int = STALE) -> bool:
-        """Whether this has been so for so many captured steps."""
+        """Returns whether this has been so for so many captured steps."""
         self.idle[rule, tensor] = self.idle.get((rule, tensor), 0) + 1 if holds else 0
         return self.idle[rule, tensor] >= steps
 
     def never(self, rule: str, tensor: str, happened: bool) -> bool:
-        """Whether this has not happened in any captured step, of which there were UNUSED."""
+        """Returns whether this has not happened in any captured step, of which there were UNUSED."""
         if happened:
             self.seen.add((rule, tensor))
         return self.lasts(rule, tensor, True, UNUSED) and (rule, tensor) not in self.seen
@@ -131,7 +131,7 @@ class Watched:
             self.notes.append(text)
 
     def learning_rate(self, step: int) -> float | None:
-        """The largest of a step; None: it is not recorded."""
+        """Returns the largest learning rate of a step; None if it is not recorded."""
         rates = {
             int(rate_step): groups
             for rate_step, groups in self.facts.get("learning_rates", {}).items()
@@ -347,7 +347,7 @@ def schedulers_follow(run: Watched, step: Step) -> typing.Iterator[Finding]:
 
 
 def _are_still(before: typing.Sequence[int | None], current: typing.Sequence[int | None]) -> bool:
-    """Whether all optimizers count their updates, and none has made one."""
+    """Returns whether all optimizers count their updates and none has made one."""
     return bool(current) and list(before) == list(current) and None not in current
 
 
@@ -432,7 +432,7 @@ def _name_and_step(name: str) -> tuple[str, int]:
 
 
 def _is_in(stem: str, names: typing.Collection[str]) -> bool:
-    """Whether a module or parameter is in a list, which does not tell stages that name their layers alike."""
+    """Returns whether a module or parameter is in a list; stages that name their layers alike are not told apart."""
     return stem in names or re.sub(r"^stage\d+\.", "", stem) in names
 
 

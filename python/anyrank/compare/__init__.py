@@ -14,7 +14,7 @@ import typing
 
 
 def main(words: typing.Sequence[str] | None = None) -> int:
-    """The command. words: its arguments; default: those of this process. Returns the exit status: 0 the same, 1 a
+    """Runs the command. words: its arguments; default: those of this process. Returns the exit status: 0 the same, 1 a
     difference, 2 a wrong usage or a script that cannot be compared, 3 the machine failed."""
     from anyrank.compare.answer import run
 

@@ -47,7 +47,7 @@ class Progress:
 
 
 def run(words: typing.Sequence[str] | None) -> int:
-    """The command. Returns the exit status."""
+    """Runs the command. Returns the exit status."""
     options = parse(sys.argv[1:] if words is None else words)
     progress = Progress(options.quiet)
     folder: pathlib.Path | None = None
@@ -91,8 +91,8 @@ def _run_all(options: Options, folder: pathlib.Path, progress: Progress) -> list
 
 
 def _rule(options: Options, reference: Result) -> list[str]:
-    """The rule of the comparison: the user's; else what rounding changes, as the reference measured it; else fixed
-    tolerances."""
+    """Returns the rule of the comparison: the user's, else what rounding changes as measured in the reference, else
+    fixed tolerances."""
     if options.has_rule:
         return list(options.verify)
     measured = reference.dump / "allowed.safetensors"
@@ -172,7 +172,7 @@ def _run_json(result: Result) -> dict[str, typing.Any]:
 
 def _print(options: Options, reference: Result, candidate: Result, finished: typing.Any,
            first_sentences: typing.Sequence[str]) -> None:
-    """The answer: what comes first, and then verify's report."""
+    """Prints the answer: the sentences that come first, then verify's report."""
     model = ", ".join(candidate.reports[0]["models"]) if candidate.reports else ""
     say(f"{candidate.run.label} against {reference.run.label}: {model}, {options.steps} "
         f"step{'s' if options.steps > 1 else ''}")
@@ -185,7 +185,7 @@ def _print(options: Options, reference: Result, candidate: Result, finished: typ
 
 
 def _plain(result: Result, note: str) -> str:
-    """A note of a capture for one who did not call it."""
+    """Rewrites a capture's note for a user who did not call capture."""
     note = note.replace(f"{result.dump}: ", "")
     if note.startswith("rounding=True: "):
         note = f"{note.partition(': ')[2]}, so rtol {RTOL} and atol {ATOL} are used"
@@ -208,7 +208,7 @@ LIST = ("import importlib.metadata as m, json, platform\n"  # of two versions, P
 
 
 def _versions(old: str, new: str) -> list[str]:
-    """Which packages two Pythons have in different versions."""
+    """Lists the packages that two Pythons have in different versions."""
     packages = []
     for python in (old, new):
         done = subprocess.run([python, "-c", LIST], capture_output=True, text=True, check=False)

@@ -101,7 +101,7 @@ def parse(words: typing.Sequence[str]) -> Options:
 
 
 def runs_of(parsed: argparse.Namespace, parser: Parser) -> tuple[Run, ...]:
-    """The runs that the options ask for, the reference first."""
+    """Returns the runs that the options ask for, the reference first."""
     has_reference = parsed.commit or parsed.reference or len(parsed.python) > 1
     try:
         counts = [int(text) for text in (parsed.ranks or ("1" if has_reference else "1,2")).split(",")]
@@ -138,7 +138,7 @@ def _python(name: str, parser: Parser) -> str:
 
 
 def _values(value: typing.Any) -> list[typing.Any]:
-    """The values of an option, which may be none, one or a list."""
+    """Returns the values of an option, which may be none, one or a list."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
@@ -154,7 +154,8 @@ def _extra(texts: typing.Iterable[str], parser: Parser) -> dict[int, str]:
 
 
 def target_of(words: list[str], parser: Parser) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The script or module, and its arguments. Words of a launcher before it (`torchrun --nproc-per-node 2`) go."""
+    """Returns the script or module, and its arguments. Words of a launcher before it (`torchrun --nproc-per-node 2`)
+    are dropped."""
     if words and os.path.basename(words[0]) in LAUNCHERS and not os.path.isfile(words[0]):
         words = _without_launcher(words, parser)
     if words and words[0] == "-m":
@@ -181,13 +182,13 @@ def _without_launcher(words: list[str], parser: Parser) -> list[str]:
 
 
 def arguments_for(options: Options, run: Run) -> list[str]:
-    """The script's arguments in a run: {ranks} and arithmetic with it are replaced. Errors: AnyrankError."""
+    """Returns the script's arguments for a run, with {ranks} and arithmetic replaced. Errors: AnyrankError."""
     words = [TEMPLATE.sub(lambda m: str(_calculate(m.group(1), run.ranks)), word) for word in options.arguments]
     return words + shlex.split(options.extra.get(run.ranks, ""))
 
 
 def _calculate(text: str, ranks: int) -> int:
-    """The value of `8//ranks`. Only whole numbers, ranks and + - * // % are known."""
+    """Calculates an expression such as `8//ranks`, of whole numbers, ranks and + - * // %."""
 
     def value(node: ast.AST) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:

@@ -135,7 +135,7 @@ def _command(options: Options, run: Run, tree: pathlib.Path, source: pathlib.Pat
 
 
 def starts_ranks(target: typing.Sequence[str], source: pathlib.Path) -> bool:
-    """Whether a script starts its ranks itself, by torch.multiprocessing.spawn."""
+    """Returns whether a script starts its ranks itself, by torch.multiprocessing.spawn."""
     path = pathlib.Path(target[0])
     if target[0] == "-m":
         path = source.joinpath(*target[1].split(".")).with_suffix(".py")
@@ -147,8 +147,8 @@ def starts_ranks(target: typing.Sequence[str], source: pathlib.Path) -> bool:
 
 
 def _environment(run: Run, home: pathlib.Path, settings: Settings, token: str) -> dict[str, str]:
-    """The run's environment: the hook comes first on Python's path, with a link to this package, so that a different
-    Python finds it without the other packages of this one."""
+    """Returns the run's environment. The hook comes first on Python's path, with a link to this package, so that
+    another Python finds the package without this Python's other packages."""
     hook = home / "hook"
     (hook / "sitecustomize.py").symlink_to(PACKAGE / "compare" / "hook" / "sitecustomize.py")
     (hook / "anyrank").symlink_to(PACKAGE)
@@ -241,7 +241,7 @@ def read_reports(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
 
 def _wait(child: subprocess.Popen[bytes], reports: pathlib.Path, run: Run, options: Options, started: float,
           show: typing.Callable[[str], None]) -> int | None:
-    """The exit status; None: the run took too long."""
+    """Waits for a run. Returns the exit status; None if the run took too long."""
     complete_since = None
     while child.poll() is None:
         now = time.monotonic()
@@ -340,7 +340,7 @@ def _judge(result: Result, status: int | None, options: Options) -> None:
 
 
 def _seen(reports: typing.Sequence[dict[str, typing.Any]]) -> str:
-    """What a script did, for one who expected training."""
+    """Describes what a script did, for a user who expected training."""
     report = max(reports, key=lambda report: len(report["called"]), default=None)
     if report is None:
         return ""
@@ -357,13 +357,13 @@ def _read(log: pathlib.Path) -> str:
 
 
 def _tail(log: pathlib.Path) -> str:
-    """The last lines that the script printed, without the launcher's report of what it noticed."""
+    """Returns the last lines that the script printed, without the launcher's report."""
     text = LAUNCHERS_REPORT.split(_read(log), maxsplit=1)[0]
     return "".join(f"\n  | {line}" for line in text.splitlines()[-LOG_LINES:])
 
 
 def new_folder(options: Options) -> pathlib.Path:
-    """The folder of all runs. Errors: AnyrankError if it cannot be written."""
+    """Creates the folder of all runs. Errors: AnyrankError if it cannot be written."""
     if options.out is None:
         return pathlib.Path(tempfile.mkdtemp(prefix="anyrank-compare-"))
     try:

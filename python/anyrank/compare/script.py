@@ -233,11 +233,11 @@ class Watcher:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def on_step(self, step: int) -> None:
-        """A step has been captured."""
+        """Called when a step has been captured."""
         self.report(step=step)
 
     def on_complete(self) -> None:
-        """All steps are captured: the process ends here, unless the script is to continue."""
+        """Called when all steps are captured: ends the process, unless the script is to continue."""
         self.report()
         if not self.settings.to_the_end:
             sys.stdout.flush()
@@ -249,7 +249,7 @@ class Watcher:
             self.capture.stop()
 
     def finish(self) -> None:
-        """The script ended by itself."""
+        """Called when the script ends by itself."""
         if os.getpid() == self.process:
             if getattr(sys, "last_type", None) is None:
                 try:
@@ -259,12 +259,12 @@ class Watcher:
             self.report(ended=True)
 
     def is_launcher(self) -> bool:
-        """Whether this process only starts ranks, as torchrun's does."""
+        """Returns whether this process only starts ranks, as torchrun's does."""
         main = getattr(sys.modules.get("__main__"), "__spec__", None)
         return main is not None and main.name.startswith(LAUNCHERS)
 
     def refuse(self, text: str) -> None:
-        """The model cannot be captured: all ranks end."""
+        """Ends all ranks, because the model cannot be captured."""
         self.error = text
         self.report(refused=text)
         sys.stderr.flush()
@@ -332,8 +332,8 @@ def _inner(module: nn.Module) -> nn.Module:
 
 
 def _roots(called: nn.Module, updated: set[int]) -> list[nn.Module]:
-    """The modules that together hold all parameters that optimizers update, and that no other module holds. The first
-    one holds the module that is called."""
+    """Returns the outermost modules that together hold all parameters that optimizers update. The first one contains
+    the called module."""
     from torch import nn
 
     holders = []
@@ -358,7 +358,7 @@ def _roots(called: nn.Module, updated: set[int]) -> list[nn.Module]:
 
 
 def _together(roots: list[nn.Module]) -> nn.Module:
-    """A module that holds several models by the names of the script's variables."""
+    """Combines several models in one module, by the names of the script's variables."""
     from torch import nn
 
     together = nn.Module()

@@ -30,7 +30,7 @@ CHECKS: dict[str, Check[Json]] = {"trace": _timeline.TRACE, "plan": _plan.checke
 
 
 def kind_of(found: Json) -> str:
-    """The kind of a command's JSON, a key of FORMS. Errors: AnyrankError for one that has no page."""
+    """Returns the kind of a command's JSON, a key of FORMS. Errors: AnyrankError for a kind without a page."""
     other_data = found.get("otherData")
     if "traceEvents" in found and isinstance(other_data, dict) and other_data.get("clock"):
         return "trace"
@@ -47,7 +47,7 @@ def kind_of(found: Json) -> str:
 
 
 def text_of(found: Json, suffix: str = "") -> str:
-    """The page or picture as text. Errors: AnyrankError for a form that the kind does not have, and for a value of
+    """Returns the page or picture as text. Errors: AnyrankError for a form that the kind lacks, and for a value of
     another type than the command writes."""
     kind = kind_of(found)
     form = FORMS[kind].get(suffix or next(iter(FORMS[kind])))

@@ -42,14 +42,14 @@ class Axis(typing.NamedTuple):
 
 
 def tick(extent: float) -> float:
-    """The distance of ticks: 1, 2 or 5 times a power of ten, so that an extent > 0 has 4 to 10 of them."""
+    """Returns the distance of ticks: 1, 2 or 5 times a power of ten, so that an extent > 0 has 4 to 10 ticks."""
     power = 10.0 ** math.floor(math.log10(extent / 4))
     units = extent / 4 / power  # of [1, 10)
     return power * (5 if units >= 5 else 2 if units >= 2 else 1)
 
 
 def rounded(values: list[float], begin: float, end: float) -> Axis:
-    """An axis that ends on ticks; values that are all nearly one get a range around it."""
+    """Returns an axis that ends on ticks; nearly equal values get a range around them."""
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high))
     if high - low <= max(LEAST_EXTENT * largest, LEAST_VALUE):
@@ -60,7 +60,7 @@ def rounded(values: list[float], begin: float, end: float) -> Axis:
 
 
 def smoothed(values: list[float], window: float) -> list[float]:
-    """The mean of all values, each weighted by (1 - a)^distance, a = 2/(window + 1): an exponential average to both
+    """Returns the mean of all values weighted by (1 - a)^distance, a = 2/(window + 1): an exponential average to both
     sides, which does not lag behind the curve."""
     decay = 1 - 2 / (window + 1)
 
@@ -78,7 +78,7 @@ def smoothed(values: list[float], window: float) -> list[float]:
 
 
 def line(points: Points, style: str, x: Axis, y: Axis) -> str:
-    """A line that breaks where a value is not finite. A long one has evenly chosen points."""
+    """Draws a line that breaks where a value is not finite. A long line has evenly chosen points."""
     stride = math.ceil(len(points) / MOST_POINTS) or 1
     chosen = points if stride == 1 else [*points[:-1:stride], points[-1]]
     path, broken = [], True
@@ -128,7 +128,8 @@ def _head(run: Json) -> tuple[str, str]:
 
 
 def picture(run: Json) -> str:
-    """The picture of `anyrank train --json`. Errors: AnyrankError for a run without a step whose loss is known."""
+    """Draws the picture of `anyrank train --json`. Errors: AnyrankError for a run without a step whose loss is
+    known."""
     losses = list(enumerate(_numbers(run["loss"]), start=1))
     finite_losses = [(step, loss) for step, loss in losses if math.isfinite(loss)]
     if not finite_losses:

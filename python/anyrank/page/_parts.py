@@ -27,13 +27,13 @@ _NO_XML = re.compile("[\ufffe\uffff]")
 
 
 def part(name: str) -> str:
-    """The text of a file beside this one."""
+    """Reads the text of a file beside this one."""
     return pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def filled(template: str, data: Json) -> str:
-    """A page with the parts that it names, and its data: without '<', so that no text in it ends the element. Errors:
-    ValueError for a number that JSON does not have."""
+    """Fills a page with the parts that it names and with its data, in which '<' is escaped, so that no text ends the
+    element. Errors: ValueError for a number that JSON lacks."""
     page = _PART.sub(lambda found: part(found[1]), part(template))
     text = _TURNS.sub("?", json.dumps(data, separators=(",", ":"), allow_nan=False)).replace("<", "\\u003c")
     return page.replace("@DATA@", text, 1)
@@ -49,7 +49,8 @@ def label(x: float, y: float, attributes: str, text: str) -> str:
 
 
 def svg(size: tuple[float, float], margin: float, title: str, subtitle: str, body: list[str], style: str = "") -> str:
-    """A picture of width x height pixels with its title in the upper 50, at `margin`; style: CSS of more classes."""
+    """Returns a picture of width x height pixels with its title in the upper 50, at `margin`; style: CSS of further
+    classes."""
     width, height = size
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '

@@ -24,7 +24,7 @@ _PLAN = record({
 
 
 def checked(value: typing.Any) -> Json:
-    """A plan as it is, which the page has whole, if it has what the page and the picture need."""
+    """Checks that a plan has what the page and the picture need, and returns it unchanged."""
     for i, layout in enumerate(_PLAN(value)["layouts"]):
         lacking = [key for key in ("time", "bytes", "seconds") if "memory" in layout and key not in layout]
         if lacking:
@@ -82,7 +82,7 @@ def _bar(measure: _Measure, layout: Json, y: float, total: str) -> list[str]:
 
 
 def _legend(measure: _Measure, y: float) -> tuple[list[str], float]:
-    """In as many lines as it needs, and where the next one begins."""
+    """Draws the legend in as many lines as it needs. Returns where the next line begins."""
     out, x = [], float(LEFT)
     for kind in measure.kinds:
         entry_width = 7 * len(kind) + 34
@@ -105,7 +105,7 @@ def _heads(room: float, memory: _Measure, rows: int) -> list[str]:
 
 
 def picture(plan: Json) -> str:
-    """The first layouts whose parts are known. Errors: AnyrankError where there is none."""
+    """Draws the first layouts whose parts are known. Errors: AnyrankError if there is none."""
     layouts = [layout for layout in plan["layouts"] if layout.get("memory")][:MOST_ROWS]
     if not layouts:
         raise AnyrankError("none of the layouts that are listed is legal, so there is nothing to draw")

@@ -26,7 +26,7 @@ _NAMES: dict[str, Check[Json]] = {  # of what names a track, its arguments
 
 
 def _event(value: typing.Any) -> Json:
-    """An event of the page; an empty object for one that the page leaves out."""
+    """Returns an event of the page; an empty object for an event that the page leaves out."""
     event = record({"ph": string}, {"name": string, "cat": string})(value)
     name, category = event.get("name", ""), event.get("cat", "")
     if event["ph"] == "M" and name in _NAMES:
@@ -39,7 +39,7 @@ def _event(value: typing.Any) -> Json:
 
 
 def _events(value: typing.Any) -> list[Json]:
-    """The events, each on a track that has a name and a place."""
+    """Returns the events, each on a track that has a name and a place."""
     events = list_of(_event)(value)
     named = {name: {(event["pid"], event["tid"]) for event in events if event and event["name"] == name
                     and event["ph"] == "M"} for name in _NAMES}
@@ -63,7 +63,7 @@ def _ns(us: float) -> int:
 
 
 def _lanes_of(events: list[Json]) -> tuple[dict[tuple[int, int], _Lane], dict[_Lane, str]]:
-    """The lane of each track (pid, tid), and the names of queues."""
+    """Returns the lane of each track (pid, tid), and the names of queues."""
     lanes: dict[tuple[int, int], _Lane] = {}
     names: dict[_Lane, str] = {}
     for event in events:
@@ -77,7 +77,7 @@ def _lanes_of(events: list[Json]) -> tuple[dict[tuple[int, int], _Lane], dict[_L
 
 
 def _rendezvous(calls: list[Json]) -> tuple[list[list[typing.Any]], dict[tuple[int, int], int]]:
-    """What the members of each collective share, and the index of each (group, sequence number)."""
+    """Returns what the members of each collective share, and the index of each (group, sequence number)."""
     members: dict[tuple[int, int], list[Json]] = collections.defaultdict(list)
     for event in calls:
         members[event["args"]["group"], event["args"]["sequence"]].append(event)
@@ -105,7 +105,7 @@ def _call(args: Json) -> list[typing.Any]:
 
 
 def _record(event: Json, depth: int, index: dict[tuple[int, int], int]) -> list[typing.Any]:
-    """In the order in which the page reads it: kind, begin, length, depth, and what the kind has."""
+    """Returns an event in the order in which the page reads it: kind, begin, length, depth, and the kind's fields."""
     kind, args = event["cat"], event.get("args", {})
     record = ["t" if kind == "transfer" else kind[0], _ns(event["ts"]), _ns(event["dur"]), depth]
     if kind == "span":
@@ -122,7 +122,7 @@ def _record(event: Json, depth: int, index: dict[tuple[int, int], int]) -> list[
 
 
 def _records(events: list[Json], index: dict[tuple[int, int], int]) -> list[list[typing.Any]]:
-    """Of one lane by their beginning, each as deep as there are spans around it."""
+    """Returns the records of one lane by their beginning; each depth is the number of enclosing spans."""
     records: list[list[typing.Any]] = []
     open_until: list[int] = []
     for event in sorted(events, key=lambda e: _ns(e["ts"])):
@@ -135,7 +135,7 @@ def _records(events: list[Json], index: dict[tuple[int, int], int]) -> list[list
 
 
 def data_of(trace: Json) -> Json:
-    """What the page shows of a trace. The critical path is the trace's own."""
+    """Returns what the page shows of a trace. The critical path is the trace's."""
     lanes, names = _lanes_of([e for e in trace["traceEvents"] if e["ph"] == "M"])
     of_lane: dict[_Lane, list[Json]] = {lane: [] for lane in sorted(names)}
     for event in trace["traceEvents"]:

@@ -29,7 +29,7 @@ _NAMED = nullable(record({"tensor": string}))
 
 
 def _dimension(value: typing.Any) -> list[typing.Any]:
-    """A dimension of the mesh: its name and size."""
+    """Checks a dimension of the mesh: its name and size."""
     pair = list_of(anything, 2)(value)
     return [string(pair[0]), integer(1)(pair[1])]
 
@@ -43,7 +43,7 @@ _REPORT = record({"rows": list_of(_ROW)}, {
 
 
 def checked(value: typing.Any) -> Json:
-    """A report as it is, whose maps have as many cells as their shapes, and whose first and worst tensors have rows."""
+    """Checks a report whose maps have as many cells as their shapes, and whose first and worst tensors have rows."""
     report = _REPORT(value)
     names = {row["tensor"] for row in report["rows"]}
     for i, row in enumerate(report["rows"]):
@@ -57,7 +57,7 @@ def checked(value: typing.Any) -> Json:
 
 
 def _coarse(cells: list[float], rows: int, cols: int, factor: int) -> tuple[list[float], int, int]:
-    """The largest of by times by cells; not finite if one is not."""
+    """Coarsens a map: each new cell is the largest of factor by factor cells, or not finite if one is not."""
     down, across = -(-rows // factor), -(-cols // factor)
     maxima = [0.0] * (down * across)
     for i, cell in enumerate(cells):
@@ -90,7 +90,7 @@ def _with_letters(row: Json, factor: int) -> Json:
 
 
 def data_of(report: Json) -> Json:
-    """The report of `anyrank verify` with all its rows; the first and the worst are told by their places."""
+    """Returns the report of `anyrank verify` with all its rows; the first and the worst are given by index."""
     rows = report["rows"]
     places = {row["tensor"]: i for i, row in enumerate(rows)}
     mapped = [row for row in rows if row.get("map")]
