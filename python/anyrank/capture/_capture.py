@@ -72,7 +72,8 @@ def _tensors_of(optimizer: typing.Any) -> list[torch.Tensor]:
 
 
 def _share_of(optimizer: typing.Any) -> typing.Any:
-    """The optimizer within one that divides its parameters over ranks: ZeroRedundancyOptimizer, fairscale's OSS."""
+    """Returns the optimizer inside of one that divides its parameters over ranks: ZeroRedundancyOptimizer, fairscale's
+    OSS."""
     inner = getattr(optimizer, "optim", None)
     return inner if hasattr(inner, "state") and hasattr(inner, "param_groups") else None
 
@@ -183,7 +184,7 @@ class Capture:
         self._begin()
 
     def _begin(self) -> None:
-        """A step begins: nothing of it has been seen."""
+        """Begins a step, of which nothing has been seen."""
         self._passes = 0
         self._of_step: list[Pass] = []  # those of them that are captured
         self._has_gradients: set[str] = set()
@@ -263,7 +264,8 @@ class Capture:
                        "there are no activations and no gradients")
 
     def _is_running(self) -> bool:
-        """Whether there is something to end: not in a process that the captured one forked, whose files these are."""
+        """Returns whether there is something to end: false in a process that the captured one forked, which does not
+        own the files."""
         return self._running and os.getpid() == self._process
 
     def _warn(self, text: str) -> None:
@@ -285,7 +287,7 @@ class Capture:
             self._exchange.failed(why)
 
     def _at_exit(self) -> None:
-        """A program that ends without stop() has its files too, unless an exception ended it."""
+        """Completes the files of a program that ends without stop(), unless an exception ended it."""
         kind = getattr(sys, "last_type", None)
         if kind is None:
             self.stop()
@@ -376,7 +378,7 @@ class Capture:
                                    "was it made for another model, or before fully_shard or .to() replaced them?")
 
     def _prepare(self) -> None:
-        """What is known at the first pass: parameters as the optimizer has them, wrappers, the mesh."""
+        """Collects what is known at the first pass: parameters as the optimizer has them, wrappers, the mesh."""
         if self._record is not None or not self._running:
             return
         self._model, wrapper = unwrapped(self._given)
@@ -420,7 +422,7 @@ class Capture:
             self._unhear = engine.hear_steps(self._before_engine, self._after_engine)
 
     def _before_engine(self) -> None:
-        """An engine is about to clip and to update: its gradients are complete."""
+        """Handles an engine that is about to clip and to update, so that its gradients are complete."""
         engine = self._engine
         if engine is not None and self._passes:
             self._over = True
@@ -433,7 +435,7 @@ class Capture:
             self.on_norm(norm, 2.0)
 
     def _open_record(self) -> None:
-        """The run begins with the first step: its files, and the weights that it begins with."""
+        """Begins the run's files with the first step, and writes the initial weights."""
         steps = min(self._chosen.max_step or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
         files = SketchFiles(self._folder, self._groups.mesh.rank, self._step) if self._sketched else None
@@ -455,7 +457,8 @@ class Capture:
     # --- passes and steps ---------------------------------------------------------------------------------------------
 
     def _first_pass(self, module: nn.Module, _args: typing.Any) -> None:
-        """The model itself is called. What of its parts was called before, outside of it, was no pass of it."""
+        """Handles the first call of the model itself. Earlier calls of its parts, outside of the model, were no
+        passes."""
         if module in self._roots and not in_backward() and not in_transform():
             self._handles.pop(0).remove()
             self._whole = True
@@ -465,8 +468,8 @@ class Capture:
                 self._prepare()
 
     def on_call(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> bool:
-        """A module is about to be called: of a model that is not called itself, whether it is one of its parts. A pass
-        is then all calls of parts until one goes backward."""
+        """Handles a call of a module. If the model itself is never called, a pass consists of all calls of its parts
+        until one goes backward."""
         if not self._trained and any(inner in self._roots for inner in wrapped_in(module)):
             self._around = self._around if module in wrapped_in(self._around) else module
         if (self._whole or self._in_part or id(module) not in self._parts or not self._running or in_backward() or
@@ -480,7 +483,7 @@ class Capture:
         return True
 
     def _choose_pass(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-        """The pass that a call of a part of the model belongs to."""
+        """Chooses the pass that a call of a part of the model belongs to."""
         if self._pass is None or not self._pass.open or self._is_over():
             self._prepare()
             if self._passes and self._is_over():
@@ -500,7 +503,7 @@ class Capture:
         return [forward_pass for forward_pass in self._of_step if forward_pass.open]
 
     def _whole_passes(self, reached: list[Pass]) -> list[Pass]:
-        """The passes that a loss is computed from, after those that turn out to be one are."""
+        """Returns the passes from which a loss is computed, after merging those that turn out to be one."""
         if self._whole:
             return reached
         joined_passes, parts = join(reached, self._of_step, self._transfers.count)
@@ -556,7 +559,7 @@ class Capture:
         self._called(module, args, kwargs)
 
     def _begin_again(self) -> None:
-        """What came before the first training step was none: nothing of it is kept. Wrappers may have come since."""
+        """Discards what came before the first training step, which was no step. Wrappers may have been added since."""
         self._facts.remove()
         if self._listener is not None:
             self._listener.remove()
@@ -623,7 +626,7 @@ class Capture:
             self._record.left_out(category, name)
 
     def _take_inputs(self, forward_pass: Pass) -> None:
-        """What the model is given. A later stage of a pipeline is given what the one before it gave out."""
+        """Records the model's input. A later stage of a pipeline is given the output of the stage before."""
         if self._record is None or not (forward_pass.chunk.stage.is_first if forward_pass.chunk is not None else
                                         self._record.groups.mesh.is_first("pp")):
             return
@@ -664,7 +667,7 @@ class Capture:
     def _take_output(
         self, forward_pass: Pass, output: typing.Any, loss: torch.Tensor | None, unused: bool = False
     ) -> None:
-        """What the model gives out: its loss alone, if it has one; unused: which is not the one that is minimised."""
+        """Records the model's output: only its loss, if it has one; unused: a loss that is not minimised."""
         forward_pass.output = None
         if loss is not None and not unused:
             self._take_own(forward_pass, "loss", loss)
@@ -686,7 +689,8 @@ class Capture:
         return name or f"{path}:fwd"
 
     def _end_step(self) -> None:
-        """The next pass is another step's: gradients that nobody asked for yet, and what the update made."""
+        """Ends the step, because the next pass belongs to another one: records gradients not written yet, and the
+        update."""
         if self._passes:
             self._write_announced()
         if self._record is None or not self._passes or self._step not in self._chosen:
@@ -773,11 +777,11 @@ class Capture:
             self._on_written()
 
     def _is_read(self) -> bool:
-        """Whether nobody needs what is in the file any more."""
+        """Returns whether nobody needs the file's contents any more."""
         return False
 
     def _on_written(self) -> None:
-        """The sketches of a step are in this rank's file."""
+        """Called when the sketches of a step are in this rank's file."""
 
     def _take_scalars(self, forward_pass: Pass, loss: torch.Tensor | None) -> None:
         """Writes the scalars that modules gave out, but for the loss itself, which is written once, as what it is."""
@@ -789,11 +793,11 @@ class Capture:
         forward_pass.scalars = []
 
     def _with_state(self) -> list[typing.Any]:
-        """The optimizers, and those within them that have a rank's own share of the state."""
+        """Returns the optimizers, and those inside of them that have a rank's share of the state."""
         return [*self._optimizers, *filter(None, map(_share_of, self._optimizers))]
 
     def _of_other_ranks(self) -> set[int]:
-        """The ids of parameters that other ranks update: this rank's .grad of them is read by nothing."""
+        """Returns the ids of parameters that other ranks update; nothing reads this rank's .grad of them."""
         divided = [o for o in self._optimizers if _share_of(o) is not None]
         return ({id(p) for o in divided for p in _tensors_of(o)} -
                 {id(p) for o in divided for p in _tensors_of(_share_of(o))})
@@ -829,7 +833,7 @@ class Capture:
         self._given_states.update({self._named(name, None): dict(states) for name, states in given.items()})
 
     def _named(self, name: str, t: torch.Tensor | None) -> str:
-        """The name of a parameter that is given, whose values t are."""
+        """Returns the name of a parameter that is given, whose values are t."""
         parameter_by_name = {name: p for name, p in self._parameters} if self._record is not None else {}
         plain_name = plain(name)
         plain_name = plain_name if plain_name in parameter_by_name else plain_name.replace("module.", "", 1)
@@ -843,17 +847,17 @@ class Capture:
         return plain_name
 
     def gradient_norm(self, norm: typing.Any, norm_type: float = 2.0) -> None:
-        """The norm that the gradients are clipped by, where torch.nn.utils did not compute it."""
+        """States the norm by which gradients are clipped, if torch.nn.utils did not compute it."""
         self.on_norm(norm, norm_type)
 
     def logged(self, name: str, value: typing.Any) -> None:
-        """What the program logs in this step, as `logged.NAME`: a number or a tensor that is the same on each rank that
-        says it."""
+        """Records a value that the program logs in this step as `logged.NAME`: a number or a tensor, the same on each
+        rank that gives it."""
         if self._passes and self._pass is not None:
             self._keep(f"logged.{name}:fwd", torch.as_tensor(value, dtype=torch.float64).detach().reshape(-1), None)
 
     def step(self) -> None:
-        """The step is over and the parameters are updated, where no optimizer shows it."""
+        """Ends the step after the parameters are updated, if no optimizer shows that."""
         self._over = self._passes > 0
         self._end_step()
 
@@ -865,7 +869,7 @@ class Capture:
         return None if self._deaf or self._again or in_transform() else self._pass
 
     def _reading(self) -> Pass | None:
-        """The pass to which what a module reads belongs: none while one is repeated."""
+        """Returns the pass to which a module's input belongs; None while a pass is repeated."""
         return self.current() if self._replay is None else None
 
     def wants(self, kind: str) -> bool:
@@ -918,14 +922,14 @@ class Capture:
         )
 
     def on_scaled(self, outputs: typing.Any, scaler: typing.Any) -> None:
-        """A GradScaler has multiplied losses, of which it gives out these."""
+        """Records that a GradScaler has multiplied losses and returned these."""
         for t in [outputs] if isinstance(outputs, torch.Tensor) else []:
             self._scales[id(t)] = self._state.scale = scaler.get_scale()
         self._facts.on_scaler(scaler)
 
     def on_backward(self, loss: torch.Tensor) -> None:
-        """The loss of the open passes that it is computed from: a schedule may run several before they go backward. One
-        that comes after is a further term of the last pass's loss."""
+        """Assigns a loss to the open passes from which it is computed: a schedule may run several before they go
+        backward. A later loss is a further term of the last pass's loss."""
         if self._record is None or in_backward() or self._again or self._replay is not None:
             return
         if loss.numel() != 1:  # what a stage of a pipeline gave out
@@ -1010,7 +1014,8 @@ class Capture:
         self._record.add_norm(self._at(name, self._step), local_of(norm), whole_of(norm), norm_type)
 
     def before_update(self, optimizer: typing.Any) -> None:
-        """The gradients of what an optimizer updates are complete: it steps, or its closure has been called once."""
+        """Records the complete gradients of an optimizer's parameters: it steps, or its closure has been called
+        once."""
         parameters = _tensors_of(optimizer)
         if not self._running or not self._passes:
             return
@@ -1031,7 +1036,7 @@ class Capture:
         self._keep_gradients(updated)
 
     def on_closure(self, is_repeat: bool) -> None:
-        """An optimizer calls its closure. From the second time on the step's passes are those of the first."""
+        """Handles an optimizer's call of its closure. From the second call on, the passes repeat those of the first."""
         self._again = is_repeat
 
     def _is_ours(self, parameters: list[torch.Tensor]) -> bool:
@@ -1063,7 +1068,7 @@ class Capture:
                 self._keep(f"{name}:{kind}", self._engine.weight(p), whole_of(p), step)
 
     def _keep_states(self, step: int) -> None:
-        """What the optimizers remember of each parameter; what this package does not know of them is said."""
+        """Records the optimizers' state of each parameter; state that this package does not know is reported."""
         sources = [(type(optimizer).__name__, optimizer.state.get) for optimizer in self._with_state()]
         if self._engine is not None:
             sources.append(("the engine", self._engine.states))
@@ -1129,13 +1134,14 @@ class Capture:
     # --- updates that nothing shows -----------------------------------------------------------------------------------
 
     def _heads_now(self) -> list[torch.Tensor]:
-        """A corner of each parameter, by which an update is noticed that no optimizer makes; none where one does."""
+        """Copies a corner of each parameter, which shows an update by something other than an optimizer; None if an
+        optimizer updates."""
         if self._record is None or self._optimizers or self._engine is not None or not torch.is_grad_enabled():
             return []
         return [local_of(p)[(slice(2),) * p.dim()].clone() for _, p in self._parameters]
 
     def _is_over(self) -> bool:
-        """Whether the step's gradients are complete, as was seen or given, or by changed parameters."""
+        """Returns whether the step's gradients are complete: seen or given, or shown by changed parameters."""
         if self._heads and not self._over:
             self._over = not all(map(torch.equal, self._heads, self._heads_now()))
         return self._over

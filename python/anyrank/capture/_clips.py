@@ -31,8 +31,8 @@ class Clips:
         self._gone_backward = True
 
     def judge(self, parameters: typing.Sequence[torch.Tensor]) -> tuple[bool, str]:
-        """Whether gradients of these are clipped before the last forward pass has gone backward, so that none has come
-        since that began and the step is not over; and what is odd about it, or ""."""
+        """Judges whether gradients of these are clipped before the last forward pass has gone backward, so that none
+        has been added since that pass began and the step is not over. Also returns what is odd about it, or ""."""
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         early, odd = False, ""
         if trained and all(parameter.grad is None for parameter in trained):
@@ -47,7 +47,8 @@ class Clips:
 
 
 def _left_of(parameter: torch.Tensor) -> Left:
-    """The gradient of a parameter as it is now; of a DTensor, whose part alone is written over, that of its part."""
+    """Returns a parameter's current gradient; for a DTensor, of which only the part is written over, that of its
+    part."""
     grad = parameter.grad
     if grad is None:
         return None, 0
@@ -55,7 +56,7 @@ def _left_of(parameter: torch.Tensor) -> Left:
 
 
 def _is_left(parameter: torch.Tensor, snapshot: Left) -> bool:
-    """Whether a parameter's gradient is this one, and was not written over since."""
+    """Returns whether a parameter's gradient is this snapshot and has not been written over since."""
     before = snapshot[0]() if snapshot[0] is not None else None
     is_freed = snapshot[0] is not None and before is None
     return not is_freed and parameter.grad is before and _left_of(parameter)[1] == snapshot[1]

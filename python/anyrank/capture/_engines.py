@@ -28,17 +28,18 @@ class Engine(typing.Protocol):
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None: ...
 
     def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor] | None:
-        """By the optimizer's names; {}: it is a torch optimizer's own parameter; None: they are not found."""
+        """Returns a parameter's state by the optimizer's names; {} for a torch optimizer's parameter; None if not
+        found."""
 
     def loss_scale(self) -> float:
-        """That losses and gradients are multiplied by."""
+        """Returns the factor of losses and gradients."""
 
     def norm(self) -> float | None:
-        """That the last step clipped by."""
+        """Returns the norm by which the last step clipped."""
 
 
 def is_divided(parameter: torch.Tensor) -> bool:
-    """Whether ranks have parts of the parameter (DeepSpeed's ZeRO-3), or of its master (ZeRO-1, -2, bf16)."""
+    """Returns whether ranks have parts of the parameter (DeepSpeed's ZeRO-3), or of its master (ZeRO-1, -2, bf16)."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
 
@@ -77,7 +78,7 @@ class DeepSpeed:
         return self.clipped
 
     def _masters(self) -> dict[int, tuple[torch.Tensor, int]]:
-        """Without ZeRO: of each parameter of 16 bits the fp32 tensor that holds its master, and where in it."""
+        """Without ZeRO: returns for each 16-bit parameter the fp32 tensor that holds its master, and where in it."""
         optimizer, found = self.engine.optimizer, dict[int, tuple[torch.Tensor, int]]()
         flat = getattr(optimizer, "fp32_groups_flat", None)
         for i, group in enumerate(getattr(optimizer, "fp16_groups", ())):
@@ -144,7 +145,7 @@ class DeepSpeed:
 
 
 def engine_of(wrapper: nn.Module | None) -> Engine | None:
-    """What a wrapper of the model says of its parameters; None: what they have themselves is right."""
+    """Returns the engine of a model's wrapper; None if the parameters' own gradients and values are right."""
     if any(kind.__name__ == "DeepSpeedEngine" for kind in type(wrapper).__mro__):
         return DeepSpeed(wrapper)
     return Megatron() if is_megatron(wrapper) else None

@@ -114,18 +114,18 @@ class Store:
         self._say(self._key(0, self.rank, name), {"instead": self.name})
 
     def tell(self, value: typing.Any) -> list[typing.Any]:
-        """What every rank says, in the order of ranks."""
+        """Exchanges a value. Returns all ranks' values in the order of ranks."""
         return self.hear(self.say(value))
 
     def say(self, value: typing.Any) -> int:
-        """The first half of tell(), which waits for nobody: the number by which the others are heard. What is not heard
-        may be MOST_SAID."""
+        """Does the first half of tell() and waits for nobody: returns the number by which the values are heard. At most
+        MOST_SAID may be unheard."""
         self._say(self._key(self.round, self.rank), {"value": value})
         self.round += 1
         return self.round - 1
 
     def is_said(self, number: int) -> bool:
-        """Whether hear() has nothing to wait for."""
+        """Returns whether hear() has nothing to wait for."""
         return bool(self.store.check([self._key(number, rank) for rank in range(self.world)]))
 
     def hear(self, number: int) -> list[typing.Any]:
@@ -152,7 +152,7 @@ class Store:
         self.store.set(self._key(counter, self.rank), str(value))
 
     def have_reached(self, counter: str, value: int, ranks: typing.Iterable[int]) -> bool:
-        """Whether these ranks have left this number or a larger one; waits for none."""
+        """Returns whether these ranks have left this number or a larger one; does not wait."""
         keys = [self._key(counter, rank) for rank in ranks]
         return bool(self.store.check(keys)) and all(int(self.store.get(key)) >= value for key in keys)
 
@@ -165,7 +165,8 @@ class Store:
             pass  # the store is gone, and with it those who would have asked
 
     def end(self) -> None:
-        """The first rank, which may be the store's home, leaves last, and leaves nothing for a later process group."""
+        """Ends the exchange. The first rank, which may hold the store, leaves last, and leaves nothing for a later
+        process group."""
         self._stand("")
         self.store.set(self._key("end", self.rank), b"1")
         for rank in range(self.world if self.rank == 0 else 0):

@@ -48,7 +48,7 @@ Json = typing.Dict[str, typing.Any]
 
 
 def _tolerant(function: _F) -> _F:
-    """The function, which does nothing where it would raise: a model's own code may be at work in it."""
+    """Wraps a function so that it does nothing where it would raise, since it may run a model's own code."""
     @functools.wraps(function)
     def tried(self: Facts, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         try:
@@ -63,7 +63,7 @@ def _tolerant(function: _F) -> _F:
 
 
 def plain_of(value: typing.Any, depth: int = 4) -> typing.Any:
-    """A value as JSON has it; _NONE for what is no plain data."""
+    """Returns a value as JSON has it; _NONE for anything but plain data."""
     if value is None or isinstance(value, (bool, str)):
         return value[:MOST_TEXT] if isinstance(value, str) else value
     if isinstance(value, enum.Enum):
@@ -86,7 +86,7 @@ def plain_of(value: typing.Any, depth: int = 4) -> typing.Any:
 
 
 def _settings_of(value: typing.Any) -> collections.abc.Mapping[typing.Any, typing.Any] | None:
-    """The items of a dictionary, dataclass, namespace, or a config of transformers; None: it is none of them."""
+    """Returns the items of a dictionary, dataclass, namespace, or config of transformers; None for anything else."""
     if isinstance(value, (nn.Module, torch.Tensor, type)):
         return None
     if isinstance(value, collections.abc.Mapping):
@@ -140,7 +140,7 @@ def _configs_of(modules: list[tuple[str, nn.Module]]) -> Json:
 
 
 def _own_module(module: nn.Module) -> nn.Module:
-    """The module within those of checkpointing and compilation."""
+    """Returns the module inside of the wrappers of checkpointing and compilation."""
     for key in WRAPPERS * 2:
         inner = getattr(module, key, None)
         module = inner if isinstance(inner, nn.Module) else module
@@ -148,7 +148,7 @@ def _own_module(module: nn.Module) -> nn.Module:
 
 
 def _class_of(module: nn.Module) -> str:
-    """The class that the program gave it, which fully_shard replaces."""
+    """Returns the class that the program gave a module, which fully_shard replaces."""
     kinds = [kind for kind in type(module).__mro__ if not FSDPModule or not issubclass(kind, FSDPModule)]
     return str(kinds[0].__name__)
 
@@ -168,7 +168,7 @@ def _described(t: torch.Tensor) -> str:
 
 
 def _autocast() -> dict[str, str]:
-    """The devices on which operations are cast now, and to which type."""
+    """Returns the devices on which operations are cast now, and the type."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     return {device: str(torch.get_autocast_dtype(device)).replace("torch.", "") for device in devices
             if torch.is_autocast_enabled(device)}
@@ -199,7 +199,7 @@ class Facts:
             "calls": {}, "without_gradient": {}, "odd_clip": {}}
 
     def begin(self, model: nn.Module, wrapper: typing.Any, parameters: list[tuple[str, torch.Tensor]]) -> None:
-        """The first step is about to begin. parameters: as the optimizer has them, by name."""
+        """Called before the first step. parameters: as the optimizer has them, by name."""
         self.remove()
         self._clear()
         self.parameters, self.names = parameters, {id(parameter): name for name, parameter in parameters}
@@ -263,7 +263,7 @@ class Facts:
             self.rates[step] = rates
 
     def rates_now(self) -> list[typing.Any]:
-        """The learning rates of the last update, of each optimizer's groups."""
+        """Returns the learning rates of the last update, for each optimizer's groups."""
         return next(reversed(self.rates.values()), [])
 
     def _described_optimizer(self, optimizer: typing.Any) -> Json:
@@ -282,7 +282,7 @@ class Facts:
 
     @_tolerant
     def on_step(self, step: int, calls: int, missing: list[str] | None, odd_clip: str) -> None:
-        """A captured step is over. missing: parameters to which no gradient came; None: no backward pass was seen.
+        """Called after a captured step. missing: parameters that got no gradient; None: no backward pass was seen.
         odd_clip: what is odd about where it clipped; "": nothing."""
         clip = odd_clip if odd_clip or self.by_step["odd_clip"] else None
         for key, value in (("calls", calls), ("without_gradient", None if missing is None else folded(missing)),
@@ -295,8 +295,8 @@ class Facts:
 
     def finish(self, exchange: Alone | Store, folder: pathlib.Path, mesh: Mesh, steps: int, micro_batches: int,
                optimizers: list[typing.Any]) -> None:
-        """The first rank writes what all know. Of parts of the model that several ranks have, as stages of a pipeline,
-        the lowest of them describes them."""
+        """Writes, on the first rank, what all ranks know. If several ranks have a part of the model, such as a stage,
+        the lowest one describes it."""
         local_facts = self._of_rank(steps, micro_batches, optimizers)
         of_ranks: list[Json | None] = exchange.tell(local_facts)
         while any(
@@ -314,7 +314,7 @@ class Facts:
 
     @_tolerant
     def _of_rank(self, steps: int, micro_batches: int, optimizers: list[typing.Any]) -> Json:
-        """What this rank alone knows. "parts" is the same on ranks that have the same part of the model."""
+        """Returns what only this rank knows. "parts" is the same on ranks that have the same part of the model."""
         for optimizer in optimizers:
             self.optimizers.setdefault(id(optimizer), self._described_optimizer(optimizer))
         self.stage["optimizers"] = list(self.optimizers.values())
@@ -324,7 +324,7 @@ class Facts:
                 "parts": zlib.crc32("\n".join([*(path for path, _ in self.modules), *self.names.values()]).encode())}
 
     def known(self) -> Json:
-        """What is known already of what model.json will have."""
+        """Returns what is known already of model.json's contents."""
         return {"frozen": self.stage.get("frozen", ()), "modules": self._described_modules(),
                 "learning_rates": self.rates, "wrapper": self.run.get("wrapper")}
 
@@ -366,12 +366,12 @@ class Facts:
 
 
 def _number(value: typing.Any) -> typing.Any:
-    """A hyper-parameter that is kept as a tensor as its number."""
+    """Returns a hyper-parameter as a number, also if it is kept as a tensor."""
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def referring(objects: typing.Sequence[typing.Any], kind: type, attribute: str) -> list[typing.Any]:
-    """The objects of this class that refer to one of these by an attribute of theirs. kind has this attribute too."""
+    """Finds the objects of this class that refer to one of these by an attribute. kind has this attribute too."""
     holders = gc.get_referrers(*objects) if objects else []
     tables = [holder for holder in holders if type(holder) is dict and attribute in holder]
     found = {id(holder): holder for holder in (*holders, *(gc.get_referrers(*tables) if tables else ()))
@@ -431,7 +431,8 @@ def _joined(stages: list[Json]) -> Json:
 
 
 def bounded(document: Json) -> str:
-    """As text of at most MOST_BYTES: of a model that is larger without some of it, and then "truncated": true."""
+    """Returns a document as text of at most MOST_BYTES; a larger model's document lacks some of it, and has
+    "truncated": true."""
     text = json.dumps(document, allow_nan=False)
     steps: list[typing.Callable[[], object]] = [
         *(functools.partial(_drop, document.get("modules", ()), key)

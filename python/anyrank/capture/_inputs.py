@@ -90,7 +90,7 @@ class Inputs:
             current_pass.emit(current_pass.name(base, "fwd"), t, write)
 
     def _is_placed(self) -> bool:
-        """Whether ranks share out samples alone, so that a plain tensor is all of those that its rank has."""
+        """Returns whether ranks divide only samples, so that a plain tensor is the whole of its rank's samples."""
         return all(n == 1 or name in self.groups.data for name, n in self.groups.mesh.sizes.items())
 
     def finish(self, exchange: Alone | Store, record: Record) -> str:
@@ -123,7 +123,7 @@ def remove(folder: pathlib.Path) -> None:
 
 
 def check(globs: typing.Any) -> tuple[str, ...] | None:
-    """What keep_inputs is given: globs of paths; None: nothing is to be kept."""
+    """Checks the argument keep_inputs: globs of paths; None: nothing is kept."""
     if globs is False:
         return None
     if globs is True or not isinstance(globs, (str, list, tuple, set, frozenset)):

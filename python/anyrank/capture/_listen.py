@@ -25,14 +25,15 @@ from anyrank.capture._places import ROUTED, Whole
 
 
 def untraced(hook: typing.Callable[..., None]) -> typing.Callable[..., None]:
-    """The hook, which a compiled model calls as it is: torch.compile would compile the capture too, for minutes. Where
-    nothing was compiled, its compiler need not be loaded."""
+    """Marks a hook that a compiled model calls as it is: torch.compile would compile the capture too, for minutes. If
+    nothing was compiled, the compiler need not be loaded."""
     compiler = sys.modules.get("torch._dynamo")
     return typing.cast("typing.Callable[..., None]", compiler.disable(hook)) if compiler is not None else hook
 
 
 def whole_of(t: torch.Tensor) -> Whole | None:
-    """Of a DTensor, or the local part of one that to_local() or a parallel module gave out: shape, mesh, placements."""
+    """Returns shape, mesh and placements of a DTensor, or of the local part that to_local() or a parallel module
+    returned."""
     if isinstance(t, DTensor):
         return Whole(tuple(t.shape), t.device_mesh, tuple(t.placements))
     marked: Whole | None = getattr(t, "_anyrank_whole", None)
@@ -43,7 +44,8 @@ def whole_of(t: torch.Tensor) -> Whole | None:
 
 
 def _whole_before_local(t: torch.Tensor) -> Whole | None:
-    """Of the DTensor whose to_local() gave this tensor, as autograd knows it. None: it has none that can be written."""
+    """Returns the same for the DTensor whose to_local() returned this tensor, as autograd knows it; None if there is
+    none that can be written."""
     spec = getattr(t.grad_fn, "dtensor_spec", None)
     if spec is None or any(p.is_partial() and getattr(p, "reduce_op", "sum") not in ("sum", "avg")
                            for p in spec.placements):
@@ -52,8 +54,8 @@ def _whole_before_local(t: torch.Tensor) -> Whole | None:
 
 
 def _whole_of_gradient(t: torch.Tensor) -> Whole | None:
-    """The place of a tensor's gradient. Of what to_local() gave, the program says it, or each rank has all of it where
-    the tensor is a sum's part."""
+    """Returns the placement of a tensor's gradient. For a result of to_local() the program states it, or each rank has
+    all of it if the tensor is a sum's part."""
     before = _whole_before_local(t)
     if before is None:
         return whole_of(t)
@@ -64,7 +66,7 @@ def _whole_of_gradient(t: torch.Tensor) -> Whole | None:
 
 
 def local_of(t: torch.Tensor) -> torch.Tensor:
-    """A DTensor's own part, without waiting for a sum; another tensor itself; a sparse one with its zeros."""
+    """Returns a DTensor's local part without waiting for a sum; another tensor itself; a sparse one with its zeros."""
     t = t.detach()
     local = t.to_local() if isinstance(t, DTensor) else t
     local = local.wait() if hasattr(local, "wait") else local
@@ -72,7 +74,7 @@ def local_of(t: torch.Tensor) -> torch.Tensor:
 
 
 def _whole_of_local(t: torch.Tensor, full_layout: Whole) -> Whole | None:
-    """The place of a plain tensor that was cut out of, or summed up from, a DTensor."""
+    """Returns the placement of a plain tensor that was cut out of, or summed up from, a DTensor."""
     if len(full_layout.shape) != t.dim():
         return None
     cut = [d for d in range(t.dim()) if t.shape[d] != full_layout.shape[d]]
@@ -82,8 +84,8 @@ def _whole_of_local(t: torch.Tensor, full_layout: Whole) -> Whole | None:
 
 
 def _whole_by_weight(module: nn.Module, shape: tuple[int, ...], dim: int) -> Whole | None:
-    """The place of a plain activation that has, in its last dimension, as many elements as this rank's part of the
-    weight has in dimension `dim`: 0 of what a linear layer gives out, 1 of what it is given."""
+    """Returns the placement of a plain activation whose last dimension has as many elements as this rank's part of the
+    weight has in dimension `dim`: 0 for a linear layer's output, 1 for its input."""
     weight = getattr(module, "weight", None)
     linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     if not linear or not isinstance(weight, DTensor) or weight.dim() != 2 or not shape:
@@ -104,8 +106,8 @@ def _places_by_parts(t: torch.Tensor, given_out: typing.Iterable[Given]) -> list
 
 
 def _forms(t: torch.Tensor, module_output: Given) -> typing.Iterator[tuple[typing.Any, ...] | None]:
-    """As what a tensor of this shape may be what a module gave out, with its last dimension in two or not: shape, mesh
-    and placements of the full tensor."""
+    """Yields forms in which a tensor of this shape may be a module's output, with its last dimension split or not:
+    shape, mesh and placements of the full tensor."""
     shape, (*outer, width) = tuple(t.shape), module_output.shape
     if shape == module_output.shape:
         yield None if module_output.full_layout is None else tuple(module_output.full_layout)
@@ -120,8 +122,8 @@ def _forms(t: torch.Tensor, module_output: Given) -> typing.Iterator[tuple[typin
 
 
 def _in_heads(shape: tuple[int, ...], heads: int, tokens: int, full_layout: Whole) -> tuple[typing.Any, ...] | None:
-    """The place of [samples, tokens, heads x d] whose last dimension became two. None: one of its placements has no
-    counterpart, as where a head is cut in two."""
+    """Returns the placement of [samples, tokens, heads x d] whose last dimension was split in two; None if a placement
+    has no counterpart, for example if a head is cut."""
     dim_map, cuts = {0: 0, 1: tokens, 2: heads}, []
     if len(full_layout.shape) != 3 or full_layout.shape[2] % shape[3]:
         return None
@@ -136,7 +138,8 @@ def _in_heads(shape: tuple[int, ...], heads: int, tokens: int, full_layout: Whol
 
 
 def _is_of_own_tokens(full_layout: Whole | None) -> bool:
-    """Whether ranks have different tokens of it, all features of each, as between the regions of tensor parallelism."""
+    """Returns whether ranks have different tokens and all features of each, as between the regions of tensor
+    parallelism."""
     cut = [d % len(full_layout.shape) for d in (getattr(x, "dim", None) for x in full_layout.placements)
            if d is not None] if full_layout is not None else []
     return bool(cut) and full_layout is not None and all(d < len(full_layout.shape) - 1 for d in cut)
@@ -158,8 +161,8 @@ def _mark_heads(module: nn.Module, t: torch.Tensor) -> bool:
 
 
 def parts_of(output: typing.Any) -> list[typing.Any]:
-    """A module's output, or what a tuple, dictionary or dataclass has: one that is None keeps its place, so that each
-    rank's tensors have the same positions whichever of them a rank has."""
+    """Returns a module's output, or the members of a tuple, dictionary or dataclass. A member None keeps its place, so
+    that tensors have the same positions on all ranks."""
     if isinstance(output, dict):
         return list(output.values())
     if isinstance(output, (tuple, list)):
@@ -170,18 +173,18 @@ def parts_of(output: typing.Any) -> list[typing.Any]:
 
 
 def tensors_of(output: typing.Any) -> list[torch.Tensor]:
-    """The tensors of a module's output: itself, or those that a tuple, dictionary or dataclass has."""
+    """Returns the tensors of a module's output: itself, or the members of a tuple, dictionary or dataclass."""
     return [x for x in parts_of(output) if isinstance(x, torch.Tensor)]
 
 
 def named_loss_of(output: typing.Any) -> torch.Tensor | None:
-    """What a model's outputs have under the name of a loss."""
+    """Returns what a model's outputs contain under the name of a loss."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     return loss if isinstance(loss, torch.Tensor) else None
 
 
 def loss_of(output: typing.Any) -> torch.Tensor | None:
-    """The loss among a model's outputs: what is named so, or the only scalar of a tuple."""
+    """Returns the loss among a model's outputs: the member with that name, or the only scalar of a tuple."""
     loss = named_loss_of(output)
     if loss is not None:
         return loss
@@ -191,7 +194,7 @@ def loss_of(output: typing.Any) -> torch.Tensor | None:
 
 
 def scalars_of(output: typing.Any) -> list[torch.Tensor]:
-    """The scalars among a module's outputs, each of which may be the loss."""
+    """Returns the scalars among a module's outputs, each of which may be the loss."""
     return [x for x in tensors_of(output) if x.dim() == 0 and x.is_floating_point()]
 
 
@@ -200,7 +203,8 @@ _SCALED = re.compile(r"(Mul|Div|Neg|ToCopy|Clone|View|Alias|Squeeze|Unsqueeze)Ba
 
 
 def is_scaled(root: torch.Tensor, scalar: torch.Tensor) -> bool:
-    """Whether backward() is called on this scalar, or on a multiple of it, and on nothing else that has a gradient."""
+    """Returns whether backward() is called on this scalar, or on a multiple of it, and on nothing else that has a
+    gradient."""
     node, output_index, target_node = root.grad_fn, root.output_nr, scalar.grad_fn
     if root is scalar or target_node is None:
         return root is scalar
@@ -216,8 +220,8 @@ def is_scaled(root: torch.Tensor, scalar: torch.Tensor) -> bool:
 
 
 def is_loss_scale(loss: torch.Tensor, scalar: torch.Tensor) -> bool:
-    """Whether a loss is the model's own times a power of two from 256 on, which the program takes out of gradients
-    again: no number of ranks or micro-batches is such a factor."""
+    """Returns whether a loss is the model's loss times a power of two from 256 on, which the program divides out of
+    gradients again: no number of ranks or micro-batches is such a factor."""
     value = float(scalar.detach())
     factor = float(loss.detach()) / value if value else 1.0
     return factor >= 256.0 and math.frexp(factor)[0] == 0.5
@@ -229,7 +233,7 @@ def in_backward() -> bool:
 
 
 def inputs_of(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any], depth: int = 2) -> dict[str, torch.Tensor]:
-    """The tensors that a model is given, by the names of its arguments, or their positions."""
+    """Returns the tensors that a model is given, by the names of its arguments or by their positions."""
     found: dict[str, torch.Tensor] = {}
     for key, x in [*enumerate(args), *kwargs.items()]:
         if isinstance(x, torch.Tensor):
@@ -243,26 +247,26 @@ def inputs_of(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any], depth
 
 
 def in_transform() -> bool:
-    """Whether torch.func is at work: its tensors (of vmap, grad, jvp) have no values of their own to write."""
+    """Returns whether torch.func is active: its tensors (of vmap, grad, jvp) have no values that can be written."""
     stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
     return stack is not None and stack() is not None
 
 
 def is_index(t: torch.Tensor) -> bool:
-    """Whether an input may count within its batch, as the vector that gives each node its graph: another on each rank.
-    Labels of a few samples look so by chance."""
+    """Returns whether an input may count within its batch, such as the vector that gives each node its graph and
+    differs between ranks. Labels of a few samples look so by chance."""
     if t.dim() != 1 or t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         return False
     return t.numel() == 0 or (int(t[0]) == 0 and bool((t.diff() >= 0).all()))
 
 
 def has_no_values(args: tuple[typing.Any, ...]) -> bool:
-    """Whether a call is one by which shapes are learned, as by a pipeline's stage."""
+    """Returns whether a call only finds out shapes, as a pipeline's stage does."""
     return any(isinstance(x, torch.Tensor) and x.is_meta for x in args)
 
 
 def version_of(t: torch.Tensor) -> int:
-    """How many times it was written over."""
+    """Returns how many times a tensor was written over."""
     return 0 if t.is_inference() else t._version
 
 
@@ -272,15 +276,15 @@ def _same_memory(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
 
 
 def _samples_of_states(module: nn.RNNBase, sequence: bool, ndim: int) -> int | None:
-    """The dimension of the samples in what a recurrent layer gives out: a sequence [b, s, h] or [s, b, h], or states
-    [layers, b, h]. None: it is of one sample."""
+    """Returns the dimension of the samples in a recurrent layer's output: a sequence [b, s, h] or [s, b, h], or states
+    [layers, b, h]. None: it belongs to one sample."""
     if ndim != 3:
         return None
     return 0 if sequence and module.batch_first else 1
 
 
 def reached_of(loss: torch.Tensor, passes: typing.Sequence[Pass]) -> list[Pass]:
-    """The passes, of these, that a loss is computed from: nodes that they made lie behind it."""
+    """Returns those of the passes from which a loss is computed: nodes that they made lie behind it."""
     found: list[Pass] = []
     todo, visited = [loss.grad_fn], {loss.grad_fn}
     while todo and len(found) < len(passes):
@@ -299,7 +303,7 @@ def reached_of(loss: torch.Tensor, passes: typing.Sequence[Pass]) -> list[Pass]:
 
 
 def source_of(t: torch.Tensor, passes: typing.Sequence[Pass]) -> Pass | None:
-    """The pass, of these, whose module gave a tensor out, or what it was computed from on the shortest way."""
+    """Returns the pass whose module returned a tensor, or the source of the tensor on the shortest way."""
     found = next((forward_pass for forward_pass in passes if any(gave() is t for gave in forward_pass.gave)), None)
     todo, visited = [t.grad_fn], {t.grad_fn}
     while found is None and todo:
@@ -318,7 +322,7 @@ def rows_are_equal(t: torch.Tensor) -> bool:
 
 
 def leaves_of(output: typing.Any, depth: int = 4) -> typing.Iterator[torch.Tensor]:
-    """All tensors of an output, however they lie in one another."""
+    """Yields all tensors of an output, however nested."""
     if isinstance(output, torch.Tensor):
         yield output
     elif depth and isinstance(output, (dict, tuple, list)):
@@ -329,8 +333,8 @@ def leaves_of(output: typing.Any, depth: int = 4) -> typing.Iterator[torch.Tenso
 
 
 def _first_input(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
-    """Where the first floating point tensor is that a gradient can flow to: an index of args or a key of kwargs. No
-    parameter, as weight_norm's are: its gradient is written as that, once the ranks' are reduced."""
+    """Finds the first floating point tensor that a gradient can flow to: an index of args or a key of kwargs.
+    Parameters, such as weight_norm's, are left out: their gradients are written as such after the reduction."""
     for key, x in [*enumerate(args), *kwargs.items()]:
         if (isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter) and x.is_floating_point() and
                 x.requires_grad):
@@ -349,13 +353,13 @@ class Call:
         self.full_layout, self.shape = _whole_of_gradient(x), tuple(x.shape)
 
     def is_input(self, t: torch.Tensor) -> bool:
-        """Whether an output is the input, not written over: the tensor itself, or another one of its memory, as the
-        hooks of an engine make it."""
+        """Returns whether an output is the input, not written over: the tensor itself, or another tensor of its memory,
+        as an engine's hooks make it."""
         return self.version == version_of(t) and t.numel() > 0 and _same_memory(self.x, t)
 
     def users_of(self, output: typing.Any) -> dict[typing.Any, list[int]]:
-        """The nodes that the call made of the input, on the way to its outputs but for the input itself; and which of
-        what they hand back is the input's gradient."""
+        """Returns the nodes that the call made of the input, on the way to its outputs except the input itself; and
+        which of their gradients is the input's."""
         users: dict[typing.Any, list[int]] = {}
         visited = {t.grad_fn for t in leaves_of(output) if t.grad_fn is not None and not self.is_input(t)}
         todo = list(visited)
@@ -453,11 +457,11 @@ class Pass:
         self.spans.append((self.begun, torch._C._autograd._get_sequence_nr()))
 
     def has_made(self, number: int) -> bool:
-        """Whether a node with this number is of it."""
+        """Returns whether a node with this number belongs to the pass."""
         return any(begin <= number < end for begin, end in self.spans)
 
     def final(self, name: str) -> tuple[Pass, str]:
-        """The pass that it is, or is a part of, and the name that one of its values has there."""
+        """Returns the final pass, of which this one may be a part, and the name that a value has there."""
         return (self, name) if self.parent is None else self.parent.final(self.names.get(name, name))
 
     def emit(self, name: str, t: torch.Tensor, write: typing.Callable[[Pass, str, torch.Tensor], None]) -> None:
@@ -470,13 +474,13 @@ class Pass:
             final_pass.pending.append((final, lambda owner_pass, named: write(owner_pass, named, copy)))
 
     def release(self) -> None:
-        """It is known which pass it is, or is a part of."""
+        """Runs what waited for the decision which pass this is, or is a part of."""
         pending, self.pending = self.pending or [], None
         for name, write in pending:
             write(*self.final(name))
 
     def is_apart(self, peer: Pass) -> bool:
-        """Whether other ranks sent the two of them what they are given, each by a transfer of its own."""
+        """Returns whether other ranks sent the inputs of both passes, each by a separate transfer."""
         return bool(self.received) and bool(peer.received) and self.received.isdisjoint(peer.received)
 
     def join(self, part: Pass) -> None:
@@ -499,16 +503,17 @@ class Pass:
         return name if self.calls[name] == 1 else f"{path}.call{self.calls[name]}:{kind}"
 
     def written(self, t: torch.Tensor, name: str) -> None:
-        """A tensor of this pass is written under a name."""
+        """Records that a tensor of this pass is written under a name."""
         self.produced[id(t)] = weakref.ref(t), version_of(t), name
 
     def produced_as(self, t: torch.Tensor) -> str:
-        """The name under which this very tensor is written, as it is now; "": it is not."""
+        """Returns the name under which this very tensor is written in its current version; "" if it is not."""
         tensor_ref, version, name = self.produced.get(id(t), (None, 0, ""))
         return name if tensor_ref is not None and tensor_ref() is t and version == version_of(t) else ""
 
     def given_out_within(self, path: str) -> list[Given]:
-        """What the modules in the one that ends now gave out: the last of all, up to the first that is not in it."""
+        """Returns the outputs of the modules inside the one that ends now: from the last one back to the first that is
+        not inside of it."""
         return list(
             itertools.takewhile(
                 lambda module_output: module_output.path.startswith(f"{path}."), reversed(self.given_out)
@@ -516,13 +521,13 @@ class Pass:
         )
 
     def of_module(self, path: str, t: torch.Tensor) -> str:
-        """The name of what a module gives out."""
+        """Returns the name of a module's output."""
         if path.split(".")[0] in ("loss", "output"):
             self.outputs[path] = t.detach(), version_of(t)
         return self.name(path, "fwd")
 
     def output_name(self, path: str, t: torch.Tensor) -> str:
-        """The name of what the model itself gives out; "" where a module of that name has given out the same."""
+        """Returns the name of the model's output; "" if a module of that name has returned the same."""
         of_module, version = self.outputs.pop(path, (None, 0))
         is_duplicate = of_module is not None and version == version_of(t) and _same_memory(of_module, t)
         return "" if is_duplicate else self.name(path, "fwd")
@@ -546,7 +551,8 @@ class Pass:
         return 0 if (t.shape[0] in self.samples or several) and alone else None
 
     def counts_positions(self, args: tuple[typing.Any, ...]) -> bool:
-        """Whether a module's input is consecutive numbers that the model itself made: one row for all samples."""
+        """Returns whether a module's input is consecutive numbers that the model itself made: one row for all
+        samples."""
         if not args or not isinstance(args[0], torch.Tensor):
             return False
         x = local_of(args[0])

@@ -25,7 +25,7 @@ HOME = "megatron.core.parallel_state"
 
 
 def is_megatron(wrapper: typing.Any) -> bool:
-    """Whether it is Megatron's data parallelism."""
+    """Returns whether a wrapper is Megatron's data parallelism."""
     home = type(wrapper).__module__
     return home.startswith("megatron.core.distributed") and hasattr(wrapper, "module")
 
@@ -44,28 +44,28 @@ def _lines() -> list[Line]:
 
 
 def _blocks(module: typing.Any, path: str) -> Dims:
-    """What is packed in a layer's rows: gate and up, of which each rank has a piece; q, k and v of each group of heads
-    lie together, and are cut as one."""
+    """Returns what is packed in a layer's rows: gate and up, of which each rank has a piece; q, k and v of each group
+    of heads are adjacent, and are cut as one."""
     gated = "linear_fc1" in path.split(".") and getattr(getattr(module, "config", None), "gated_linear_unit", False)
     return {"blocks": [1, 1] if gated else None}
 
 
 def _parameter(module: nn.Module, path: str, parameter: typing.Any) -> Dims:
-    """Of a parameter that Megatron marks as divided."""
+    """Returns the rule of a parameter that Megatron marks as divided."""
     if not getattr(parameter, "tensor_model_parallel", False) or getattr(parameter, "partition_dim", -1) < 0:
         return {}
     return {"tp": parameter.partition_dim, **_blocks(module, path)}
 
 
 def _copies(module: typing.Any) -> int:
-    """How many ranks have the keys of a group of heads: more than one where there are fewer groups than ranks."""
+    """Returns how many ranks have the keys of a group of heads: more than one if there are fewer groups than ranks."""
     config = getattr(module, "config", None)
     groups, ranks = getattr(config, "num_query_groups", None), getattr(config, "tensor_model_parallel_size", 1)
     return max(1, ranks // groups) if groups else 1
 
 
 def _activations(path: str, module: typing.Any, parent: typing.Any, sequence: bool) -> tuple[Dims, Dims]:
-    """Of what a module gives out, and of its input's gradient. parent: the module that has it."""
+    """Returns the rules of a module's output and of its input's gradient. parent: the module that contains it."""
     rows: Dims = {"dp": 1, **({"tp": 0} if sequence else {})}
     kinds, name = _kinds(module), path.rsplit(".", 1)[-1]
     sequence_dims = {**rows} if getattr(module, "sequence_parallel", sequence) else {"dp": 1}
@@ -90,7 +90,7 @@ def _activations(path: str, module: typing.Any, parent: typing.Any, sequence: bo
 
 
 def spec_of(model: nn.Module, rank: int, world: int) -> dict[str, typing.Any]:
-    """The spec of a model on this rank, as a user would write it."""
+    """Returns the spec of a model on this rank, as a user would write it."""
     lines = _lines()
     modules = dict(modules_of(model))
     configs: list[typing.Any] = [getattr(module, "config") for module in modules.values() if hasattr(module, "config")]
@@ -165,7 +165,8 @@ class Megatron:
         return restore
 
     def _share(self, parameter: torch.Tensor) -> tuple[typing.Any, slice | None]:
-        """The optimizer that divides a parameter over data-parallel ranks, and this rank's part; None: no part."""
+        """Returns the optimizer that divides a parameter over data-parallel ranks, and this rank's part; None: no
+        part."""
         for optimizer in self.optimizers:
             if hasattr(optimizer, "model_param_gbuf_map"):
                 if parameter in optimizer.model_param_gbuf_map:
@@ -177,7 +178,7 @@ class Megatron:
 
     def _whole(self, parameter: torch.Tensor, optimizer: typing.Any, local_slice: slice | None,
                part: torch.Tensor | None) -> torch.Tensor:
-        """A tensor of the parameter's shape from the parts that data-parallel ranks have."""
+        """Gathers a tensor of the parameter's shape from the parts of data-parallel ranks."""
         full = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         if local_slice is not None and part is not None:
             full[local_slice] = part.detach().float().flatten()

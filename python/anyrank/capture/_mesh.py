@@ -45,20 +45,20 @@ class Mesh:
             stride *= sizes[name]
 
     def coordinates(self, rank: int) -> list[int]:
-        """A rank's coordinates, in the order of sizes."""
+        """Returns a rank's coordinates, in the order of sizes."""
         return [rank // self.strides[name] % size for name, size in self.sizes.items()]
 
     def is_last(self, name: str) -> bool:
-        """Whether no rank comes after this one along a dimension, which the mesh may lack."""
+        """Returns whether no rank comes after this one along a dimension, which the mesh may lack."""
         return (name not in self.sizes or
                 self.coordinates(self.rank)[list(self.sizes).index(name)] == self.sizes[name] - 1)
 
     def is_first(self, name: str) -> bool:
-        """Whether no rank comes before this one along a dimension, which the mesh may lack."""
+        """Returns whether no rank comes before this one along a dimension, which the mesh may lack."""
         return name not in self.sizes or self.coordinates(self.rank)[list(self.sizes).index(name)] == 0
 
     def size(self, names: typing.Iterable[str]) -> int:
-        """How many ranks there are along all of these dimensions together."""
+        """Returns the number of ranks along all of these dimensions together."""
         n = 1
         for name in names:
             n *= self.sizes[name]
@@ -69,14 +69,15 @@ class Mesh:
         return [name for name in self.sizes if name in requested]
 
     def along(self, names: typing.Sequence[str]) -> tuple[list[int], int]:
-        """The ranks that differ from this one in these dimensions alone, the first slowest; and its place in them."""
+        """Returns the ranks that differ from this one only in these dimensions, the first slowest; and its place among
+        them."""
         ranks = [self.rank - sum(self.rank // self.strides[n] % self.sizes[n] * self.strides[n] for n in names)]
         for name in names:
             ranks = [base_rank + i * self.strides[name] for base_rank in ranks for i in range(self.sizes[name])]
         return ranks, ranks.index(self.rank)
 
     def covered(self, ranks: typing.Sequence[int], label: str) -> list[str]:
-        """The dimensions that these ranks run along, which have to be all of the ranks along them."""
+        """Returns the dimensions along which these ranks run; they have to be all ranks along them."""
         coordinates = [self.coordinates(rank) for rank in ranks]
         names = [name for i, name in enumerate(self.sizes) if len({c[i] for c in coordinates}) > 1]
         if set(self.along(names)[0]) != set(ranks):
@@ -86,7 +87,7 @@ class Mesh:
 
 
 def _step(line: Line) -> int:
-    """From one rank of a line to the next."""
+    """Returns the distance from one rank of a line to the next."""
     ranks = line.ranks
     step = ranks[1] - ranks[0]
     if step < 1 or any(b - a != step for a, b in zip(ranks, ranks[1:])):
@@ -96,7 +97,7 @@ def _step(line: Line) -> int:
 
 
 def _split(line: Line, measures: set[tuple[int, int]]) -> list[tuple[int, int, str | None]]:
-    """A line as (step, size, name); nothing where others are it already, as those that were flattened into it."""
+    """Splits a line into (step, size, name); empty if it consists of other lines, as after flattening."""
     step, size = _step(line), len(line.ranks)
     nested = sorted((s, n) for s, n in measures if s >= step and s * n <= step * size and (s, n) != (step, size))
     reach = step
@@ -109,7 +110,8 @@ def _split(line: Line, measures: set[tuple[int, int]]) -> list[tuple[int, int, s
 
 
 def mesh_of_lines(lines: typing.Sequence[Line], rank: int, world: int) -> Mesh:
-    """The mesh that has all of these lines as dimensions; what they leave over is "tp", or "rest" if that is taken."""
+    """Returns the mesh that has all of these lines as dimensions; the remaining ranks are "tp", or "rest" if that name
+    is taken."""
     texts = [list(line.ranks) for line in lines]
     several = [line for line in lines if len(line.ranks) > 1]
     measures = {(_step(line), len(line.ranks)) for line in several}
@@ -144,7 +146,7 @@ def mesh_of_lines(lines: typing.Sequence[Line], rank: int, world: int) -> Mesh:
 # --- what a model has -------------------------------------------------------------------------------------------------
 
 def lines_of_device_mesh(mesh: typing.Any) -> list[Line]:
-    """The lines of a DeviceMesh through this rank; none where it is not in the mesh."""
+    """Returns the lines of a DeviceMesh through this rank; empty if the rank is not in the mesh."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return []
@@ -160,7 +162,7 @@ def lines_of_device_mesh(mesh: typing.Any) -> list[Line]:
 
 
 def root_of(mesh: typing.Any) -> typing.Any:
-    """The mesh that a DeviceMesh was cut out of; itself where this version of PyTorch does not say."""
+    """Returns the mesh that a DeviceMesh was cut out of; the mesh itself if this version of PyTorch does not say."""
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()
     import torch.distributed.device_mesh as home

@@ -37,14 +37,15 @@ GROUPS = ("process_group", "seq_data_parallel_group", "data_parallel_group", "dp
 
 
 def is_wrapper(module: typing.Any) -> bool:
-    """Whether a module is another's data parallelism, as DDP and engines are, or Megatron's change of its format."""
+    """Returns whether a module is another one's data parallelism, such as DDP or an engine, or Megatron's change of its
+    format."""
     if not isinstance(module, nn.Module) or not isinstance(getattr(module, "module", None), nn.Module):
         return False
     return type(module).__name__ == "Float16Module" or group_of(module) is not None
 
 
 def plain(name: str) -> str:
-    """A parameter's or module's name without what wrappers add to it."""
+    """Returns a parameter's or module's name without what wrappers add to it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
@@ -57,12 +58,12 @@ class Stages(nn.Module):  # type: ignore[misc]
 
 
 def roots_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that the program calls, below wrappers."""
+    """Returns the modules that the program calls, below wrappers."""
     return [unwrapped(part)[0] for part in model.parts] if isinstance(model, Stages) else [model]
 
 
 def group_of(module: nn.Module | None) -> typing.Any:
-    """The ranks over which a wrapper, or what replicate() was called on, averages gradients; None: it is neither."""
+    """Returns the ranks over which a wrapper, or replicate(), averages gradients; None for any other module."""
     if module is None:
         return None
     replicate = sys.modules.get("torch.distributed._composable.replicate")
@@ -97,7 +98,8 @@ def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
 
 
 def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
-    """The module that a user wrote, or those of a pipeline's stages; and the DDP or engine around it, or None."""
+    """Returns the module that a user wrote, or those of a pipeline's stages; and the DDP or engine around it, or
+    None."""
     parts = [getattr(stage, "submod", stage) for stage in stages_of(model)]
     if len(parts) > 1:
         for part in parts:
@@ -126,7 +128,7 @@ def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
 
 
 def wrapped_in(module: nn.Module | None) -> list[nn.Module]:
-    """The modules that each hold the next as theirs, below this one."""
+    """Returns the modules below this one that each contain the next as theirs."""
     found: list[nn.Module] = []
     while module is not None:
         inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
@@ -177,7 +179,7 @@ def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def tied_of(model: nn.Module) -> list[list[str]]:
-    """The names of parameters that share their memory, those of each tensor together."""
+    """Returns the names of parameters that share their memory, those of each tensor together."""
     found: dict[typing.Any, list[str]] = {}
     for name, p in _named_parameters(model):
         local = p.to_local() if isinstance(p, DTensor) else p
@@ -220,7 +222,7 @@ def averages_of(averages: typing.Any, model: nn.Module) -> dict[str, torch.Tenso
 
 
 def formats_of(model: nn.Module, wrapper: typing.Any) -> dict[str, typing.Any]:
-    """The format of 16 bits in which gradients are reduced: by a communication hook of DDP, or FSDP2's policy."""
+    """Returns the 16-bit format in which gradients are reduced: by a communication hook of DDP, or FSDP2's policy."""
     names = [str(getattr(hook, "__qualname__", hook)) for hook, _ in getattr(wrapper, "_comm_hooks", [])]
     for group in _fsdp_groups(model):
         for owner in (group, *group.fsdp_params):  # of which has it depends on the version of PyTorch
@@ -248,7 +250,7 @@ def shares_samples(name: str | None) -> bool:
 
 
 def _data_groups(model: nn.Module, wrapper: typing.Any) -> list[Line]:
-    """The groups that FSDP2, DDP and engines average over."""
+    """Returns the groups over which FSDP2, DDP and engines average."""
     lines = []
     for group in _fsdp_groups(model):
         info = group.mesh_info
@@ -261,12 +263,12 @@ def _data_groups(model: nn.Module, wrapper: typing.Any) -> list[Line]:
 
 
 def gathered_over(model: nn.Module) -> set[tuple[int, ...]]:
-    """The groups of ranks that FSDP2 divides weights over: each module has them whole when it is called."""
+    """Returns the groups of ranks over which FSDP2 divides weights, which each module has whole when it is called."""
     return {line.ranks for line in _data_groups(model, None)}
 
 
 def divided(module: nn.Module, gathered: set[tuple[int, ...]]) -> bool:
-    """Whether ranks have parts of this module's weights when it is called."""
+    """Returns whether ranks have parts of this module's weights when it is called."""
     for p in module.parameters():
         if isinstance(p, DTensor):
             cut = [getattr(x, "dim", None) is not None for x in p.placements]
@@ -277,8 +279,8 @@ def divided(module: nn.Module, gathered: set[tuple[int, ...]]) -> bool:
 
 def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, stated_sizes: dict[str, int] | None,
               mean: list[str] | None, stages: typing.Any = None) -> Groups:
-    """The mesh and what its dimensions are for: found from the model, or the one that is told. stages: the group of a
-    pipeline's."""
+    """Returns the mesh and what its dimensions are for: found from the model, or as stated. stages: the group of a
+    pipeline's stages."""
     averaged = _data_groups(model, wrapper) if world > 1 else []
     lines = [Line("pp", ranks_of_group(stages))] if stages is not None else []
     if stated_sizes is None:

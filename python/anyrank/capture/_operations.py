@@ -101,8 +101,8 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _input(self, t: torch.Tensor, place: Place, backward: bool) -> int | str:
-        """What an operation takes: a result, a parameter, or a tensor from before; of memory that was written by way of
-        another tensor, what that left there."""
+        """Describes an operation's input: a result, a parameter, or a tensor from before; for memory written through
+        another tensor, the value that this left."""
         if id(t) in self.awaited:
             self._keep(self.results[id(t)], self.awaited.pop(id(t)))
         number = self.results.get(id(t))
@@ -125,7 +125,7 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
         return row
 
     def _result(self, t: torch.Tensor, later: bool = False) -> int:
-        """A result of the last operation. later: its values are not there yet."""
+        """Records a result of the last operation. later: its values are not there yet."""
         number = len(self.references)
         self.references.append(t)
         self.results[id(t)] = number
@@ -189,7 +189,7 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _memory(t: torch.Tensor) -> tuple[int, int, int]:
-    """A tensor's storage, and the bytes of it from the first to the last that the tensor has."""
+    """Returns a tensor's storage, and its range of bytes from the first to the last."""
     if t.is_meta or t.is_sparse or not t.numel():
         return 0, 0, 0
     begin, size = t.storage_offset(), t.element_size()
@@ -198,7 +198,7 @@ def _memory(t: torch.Tensor) -> tuple[int, int, int]:
 
 
 def tensors_of(value: typing.Any) -> list[torch.Tensor]:
-    """The plain tensors of arguments or results."""
+    """Returns the plain tensors of arguments or results."""
     if isinstance(value, torch.Tensor):
         return [] if isinstance(value, FakeTensor) or hasattr(value, "__tensor_flatten__") else [value]
     if isinstance(value, dict):
@@ -207,7 +207,7 @@ def tensors_of(value: typing.Any) -> list[torch.Tensor]:
 
 
 def _numbers(func: typing.Any, args: typing.Any, kwargs: dict[str, typing.Any]) -> dict[str, typing.Any]:
-    """What an operation is told besides tensors: numbers that no shape decides, dimensions, and words."""
+    """Returns an operation's arguments besides tensors: numbers that no shape determines, dimensions, and words."""
     found = {}
     for i, argument in enumerate(func._schema.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
@@ -218,8 +218,8 @@ def _numbers(func: typing.Any, args: typing.Any, kwargs: dict[str, typing.Any]) 
 
 
 def _place(frame: types.FrameType | None) -> tuple[Place | None, bool]:
-    """The program's innermost frame, and whether the engine of the backward pass is within it. None: it is this
-    package's own operation."""
+    """Returns the program's innermost frame, and whether the backward engine is inside of it. None: this package's own
+    operation."""
     backward = is_inside = False
     while frame is not None:
         file = frame.f_code.co_filename
@@ -236,7 +236,7 @@ def _place(frame: types.FrameType | None) -> tuple[Place | None, bool]:
 
 
 def _calls(frame: types.FrameType | None) -> typing.Iterator[str]:
-    """The program's expressions that called a frame, the innermost first."""
+    """Returns the program's expressions that called a frame, the innermost first."""
     for _ in range(MOST_CALLS):
         while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OWN, "<")):
             frame = frame.f_back

@@ -20,7 +20,7 @@ class Transfers:
         self._received: dict[int, int] = {}  # by the memory of what another rank sent: the transfer's number
 
     def begin_step(self) -> None:
-        """What is received for a step's first pass comes before that begins."""
+        """Begins a step; what is received for its first pass comes before."""
         self._received = {memory: n for memory, n in self._received.items() if n > self._before}
         self._before = self.count
 
@@ -30,7 +30,7 @@ class Transfers:
             self._received[_memory(received)] = self.count
 
     def numbers_of(self, tensors: typing.Iterable[torch.Tensor]) -> set[int]:
-        """The transfers by which these tensors came."""
+        """Returns the transfers by which these tensors came."""
         return {self._received[_memory(t)] for t in tensors if _memory(t) in self._received}
 
 

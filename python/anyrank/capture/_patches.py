@@ -122,7 +122,7 @@ def _hear_megatron() -> None:
 
 
 def _go_backward(losses: list[torch.Tensor], function: typing.Callable[[], typing.Any]) -> typing.Any:
-    """A backward pass on these; one within it is a part of it."""
+    """Runs a backward pass on these losses; a pass inside of it is a part of it."""
     if _backward_now:
         return function()
     for watcher in list(_watchers):
@@ -139,7 +139,7 @@ def _go_backward(losses: list[torch.Tensor], function: typing.Callable[[], typin
 
 
 def hear_stages(stage: typing.Any) -> None:
-    """From now on pipelines' stages are heard going backward, which not all schedules do by backward()."""
+    """Listens from now on to the backward passes of pipeline stages, which not all schedules run by backward()."""
     base: typing.Any = next(kind for kind in type(stage).__mro__ if "backward_maybe_with_nosync" in vars(kind))
     function = base.backward_maybe_with_nosync
     if hasattr(function, "__wrapped__"):
@@ -158,7 +158,7 @@ def hear_stages(stage: typing.Any) -> None:
 
 
 def _before_step(optimizer: typing.Any, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
-    """An optimizer's step begins. Its gradients are complete, unless a closure is to compute them."""
+    """Handles the start of an optimizer's step. Its gradients are complete, unless a closure computes them."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         for watcher in list(_watchers):

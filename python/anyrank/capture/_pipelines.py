@@ -27,7 +27,7 @@ class Chunk(typing.NamedTuple):
 
 
 def chunk_now() -> Chunk | None:
-    """What a schedule is doing, from whose functions this is called; None without one."""
+    """Returns what the schedule is doing whose functions call this; None without a schedule."""
     if HOME not in sys.modules:
         return None
     frame: types.FrameType | None = sys._getframe()
@@ -48,7 +48,8 @@ def chunk_now() -> Chunk | None:
 
 
 def group_of_stages(wrapper: typing.Any) -> typing.Any:
-    """The ranks of a pipeline: of the stage that is called now, or of DeepSpeed's engine; None: there is none."""
+    """Returns the ranks of a pipeline: of the stage that is called now, or of DeepSpeed's engine; None if there is
+    none."""
     chunk = chunk_now()
     if chunk is not None:
         return chunk.stage.group or dist.group.WORLD
@@ -57,7 +58,7 @@ def group_of_stages(wrapper: typing.Any) -> typing.Any:
 
 
 def stages_of(schedule: typing.Any) -> list[typing.Any]:
-    """The stages of this rank, of a schedule, a stage or a list; [] for anything else."""
+    """Returns this rank's stages of a schedule, a stage or a list; [] for anything else."""
     if isinstance(schedule, (list, tuple)):
         return list(schedule)
     stages = getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]

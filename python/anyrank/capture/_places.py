@@ -44,7 +44,7 @@ class Part(typing.NamedTuple):
     partial: tuple[str, ...]
 
     def fronted(self, dim: int) -> Part:
-        """The same with one of its dimensions in front."""
+        """Returns the same with one of its dimensions in front."""
         order = [dim, *(i for i in range(len(self.shape)) if i != dim)]
         return self._replace(shape=tuple(self.shape[i] for i in order), runs=tuple(self.runs[i] for i in order))
 
@@ -52,7 +52,7 @@ class Part(typing.NamedTuple):
 # --- DTensors ---------------------------------------------------------------------------------------------------------
 
 def _chunk(runs: list[Run], n: int, i: int) -> list[Run]:
-    """The i-th of n pieces of these indices, as torch.chunk divides them."""
+    """Returns the i-th of n pieces of these indices, as torch.chunk divides them."""
     total = sum(count for _, count in runs)
     chunk_size = -(-total // n)
     begin, end = min(chunk_size * i, total), min(chunk_size * (i + 1), total)
@@ -76,13 +76,15 @@ def _joined(runs: list[Run]) -> list[Run]:
 
 
 def _divide(runs: list[Run], placement: typing.Any, n: int, i: int) -> list[Run]:
-    """What rank i of n has. A strided shard is cut first as those dimensions of the mesh that follow will cut it."""
+    """Returns the part of rank i of n. A strided shard is divided first as the following mesh dimensions will divide
+    it."""
     factor = int(getattr(placement, "split_factor", 1) or 1)
     return [run for k in range(factor) for run in _chunk(_chunk(runs, factor, k), n, i)]
 
 
 def runs_of(full_layout: Whole, coordinates: typing.Sequence[int]) -> list[list[Run]]:
-    """What the rank at these coordinates of the DTensor's mesh has along each dimension; of what is partial, all."""
+    """Returns what the rank at these coordinates of the DTensor's mesh has along each dimension; all of a partial
+    tensor."""
     runs: list[list[Run]] = [[(0, extent)] if extent else [] for extent in full_layout.shape]
     for size, i, placement in zip(full_layout.mesh.mesh.shape, coordinates, full_layout.placements):
         dim = getattr(placement, "dim", None)
@@ -92,7 +94,7 @@ def runs_of(full_layout: Whole, coordinates: typing.Sequence[int]) -> list[list[
 
 
 def part_of(mesh: Mesh, full_layout: Whole, local: Shape, label: str) -> Part:
-    """Where the local part of a DTensor is."""
+    """Returns where the local part of a DTensor is."""
     coordinates = full_layout.mesh.get_coordinate()
     if coordinates is None:
         raise AnyrankError(f"{label}: this rank is not in the DTensor's mesh {full_layout.mesh}")
@@ -118,7 +120,7 @@ def part_of(mesh: Mesh, full_layout: Whole, local: Shape, label: str) -> Part:
 
 
 def boxes_of_runs(runs: typing.Sequence[typing.Sequence[Run]], label: str) -> list[Box]:
-    """A box for each choice of a run in every dimension; none where there are no elements."""
+    """Returns a box for each choice of a run in every dimension; empty if there are no elements."""
     number = 1
     for r in runs:
         number *= len(r)
@@ -138,7 +140,8 @@ def boxes_of_runs(runs: typing.Sequence[typing.Sequence[Run]], label: str) -> li
 # --- plain tensors ----------------------------------------------------------------------------------------------------
 
 def looks_packed(name: str) -> bool:
-    """Whether it is q, k and v, or gate and up, side by side. The gradient of such a module's input is not."""
+    """Returns whether a name means q, k and v, or gate and up, side by side. The gradient of such a module's input is
+    not packed."""
     value = name.split("@")[0]
     return any(part in PACKED for part in value.split(":")[0].split(".")[-2:]) and not value.endswith(":bwd")
 
@@ -161,7 +164,7 @@ def check_packed(name: str, spec: dict[str, typing.Any], sizes: dict[str, int]) 
 
 def check_spec(name: str, part: Part, spec: dict[str, typing.Any], partial: typing.Sequence[str],
                sizes: dict[str, int]) -> None:
-    """An error where the spec contradicts what a DTensor says of itself."""
+    """Raises an error if the spec contradicts a DTensor's placement."""
     for key, dim in spec.items():
         dtensor_dim = part.known.get(key)
         if key == "blocks" and dim or key == "copies":
@@ -188,7 +191,7 @@ class Spread(typing.NamedTuple):
 
 
 def filled(mesh: Mesh, names: typing.Sequence[str], of_ranks: typing.Sequence[typing.Any]) -> list[typing.Any]:
-    """Of a rank without a tensor (None) what one at the same place along these dimensions has."""
+    """Fills in, for a rank without a tensor (None), what another rank at the same place along these dimensions has."""
     places = [tuple(x for n, x in zip(mesh.sizes, mesh.coordinates(rank)) if n in names) for rank in range(mesh.world)]
     have = {place: entry for place, entry in zip(places, of_ranks) if entry is not None}
     return [have.get(place) if entry is None else entry for place, entry in zip(places, of_ranks)]
@@ -196,8 +199,8 @@ def filled(mesh: Mesh, names: typing.Sequence[str], of_ranks: typing.Sequence[ty
 
 def spread(mesh: Mesh, name: str, rule: Rule, shapes: typing.Sequence[Shape | None], data: typing.Sequence[str],
            ndim: int) -> dict[int, Spread]:
-    """Where this rank is along each dimension that the rule divides. shapes: each rank's extents, None: it has no such
-    tensor, as of a module that it did not call, and so none of the full one."""
+    """Returns where this rank is along each dimension that the rule divides. shapes: each rank's extents; None: the
+    rank has no part of the full tensor, as for a module that it did not call."""
     out = {}
     for dim in sorted(set(rule.dims.values())):
         names = mesh.ordered(n for n, d in rule.dims.items() if d == dim)
@@ -220,11 +223,9 @@ def spread(mesh: Mesh, name: str, rule: Rule, shapes: typing.Sequence[Shape | No
 
 def sample_starts(mesh: Mesh, name: str, sample_dims: list[str], data: typing.Sequence[str],
                   rows: typing.Sequence[list[int] | None], by_rank: bool) -> list[int]:
-    """Where this rank's micro-batches begin among all samples. rows: of each rank's micro-batches, None: it has none.
-
-    sample_dims: the dimensions of the mesh that share them out. Each micro-batch is divided over all ranks; by_rank:
-    the micro-batches of a data-parallel rank follow one another.
-    """
+    """Returns where this rank's micro-batches begin among all samples. rows: of each rank's micro-batches, None: no
+    micro-batches. sample_dims: the mesh dimensions that divide samples. Each micro-batch is divided over all ranks;
+    by_rank: a data-parallel rank's micro-batches are consecutive."""
     ranks, _ = mesh.along(sample_dims)
     rows = filled(mesh, sample_dims, rows)
     outer = {rank: tuple(x for n, x in zip(mesh.sizes, mesh.coordinates(rank)) if n in data) for rank in ranks}
@@ -241,7 +242,8 @@ def sample_starts(mesh: Mesh, name: str, sample_dims: list[str], data: typing.Se
 
 
 def dealt_boxes(mesh: Mesh, sample_dims: list[str], box: Box, before: int, unit: int) -> list[Box]:
-    """The boxes of samples that are dealt one by one over ranks. before: those this rank had; unit: a sample's rows."""
+    """Returns the boxes of samples that are dealt one by one over ranks. before: the number that this rank had; unit:
+    rows of a sample."""
     ranks, rank_index = mesh.along(sample_dims)
     return [
         Box(
@@ -254,7 +256,8 @@ def dealt_boxes(mesh: Mesh, sample_dims: list[str], box: Box, before: int, unit:
 
 
 def _runs_of_heads(name: str, rule: Rule, rows: int, place: Spread) -> list[tuple[int, int, int]]:
-    """Of each block of heads: where the rank's begin, their rows, and all; more ranks than heads hold copies."""
+    """Returns for each block of heads where the rank's heads begin, their rows, and all rows; with more ranks than
+    heads, ranks hold copies."""
     for n in rule.blocks:
         if max(n, place.ranks) % min(n, place.ranks):
             raise AnyrankError(f"{name}: {n} heads cannot be held alike by {place.ranks} ranks")
@@ -267,7 +270,7 @@ def _runs_of_heads(name: str, rule: Rule, rows: int, place: Spread) -> list[tupl
 
 
 def boxes_of_blocks(name: str, rule: Rule, dim: int, local: Shape, offset: Shape, place: Spread) -> list[Box]:
-    """A rank's piece of each of several tensors packed along `dim`."""
+    """Returns a rank's piece of each of several tensors packed along `dim`."""
     if rule.unit:
         runs = _runs_of_heads(name, rule, local[dim], place)
     else:
@@ -286,7 +289,7 @@ def boxes_of_blocks(name: str, rule: Rule, dim: int, local: Shape, offset: Shape
 
 
 def zigzag_boxes(mesh: Mesh, name: str, mesh_dim: str, dim: int, box: Box, local: Shape, full: int) -> list[Box]:
-    """The two boxes of a rank that has, of 2n equal pieces along a dimension, the i-th from either end."""
+    """Returns the two boxes of a rank that has, of 2n equal pieces along a dimension, the i-th from either end."""
     ranks, rank_index = mesh.along([mesh_dim])
     piece = local[dim] // 2
     if box.extent[dim] != local[dim] or 2 * piece * len(ranks) != full:

@@ -32,16 +32,16 @@ class RankState:
         self._random = 0
 
     def begin(self) -> None:
-        """A captured step begins."""
+        """Begins a captured step."""
         self._random, self.clipped = _random_state(), 0
 
     def on_saved(self, saved: typing.Any, parameters: Parameters) -> None:
-        """The program writes this to a checkpoint."""
+        """Records what the program writes to a checkpoint."""
         self._saved += [_fingerprint(found) for found in _weights_in(saved, dict(parameters))]
 
     def report_of(self, record: Record, step: int, optimizers: typing.Sequence[typing.Any], rates: typing.Any,
                   parameters: Parameters) -> dict[str, typing.Any]:
-        """As the record of a step has it."""
+        """Returns the report that a step's record contains."""
         samples = [digest for part in record.samples.get(step, ()) for digest in part]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         zero_rate = {id(parameter) for group in groups if group.get("lr") == 0 for parameter in group["params"]}
@@ -58,8 +58,8 @@ class RankState:
         return state
 
     def _schedules_of(self, optimizers: typing.Sequence[typing.Any], world: int) -> list[list[int | None]]:
-        """Of each learning rate scheduler where it is, how often it was called, and how many steps it makes for an
-        update: under accelerate one for each process, unless batches are split."""
+        """Returns, for each learning rate scheduler, its position, how often it was called, and how many steps it makes
+        for an update: under accelerate one for each process, unless batches are split."""
         if not self._schedulers or any(scheduler() is None for scheduler, _ in self._schedulers):
             schedulers = schedulers_of(optimizers)
             accelerated = getattr(sys.modules.get("accelerate.scheduler"), "AcceleratedScheduler", None)
@@ -76,7 +76,7 @@ class RankState:
 
 
 def _random_state() -> int:
-    """A number for the states of the generators."""
+    """Returns a number for the states of the random generators."""
     numpy: typing.Any = sys.modules.get("numpy")
     states = [torch.get_rng_state().numpy().tobytes(), repr(random.getstate()).encode()]
     if numpy is not None:
@@ -88,7 +88,7 @@ def _random_state() -> int:
 
 
 def _updates_of(optimizer: typing.Any) -> int | None:
-    """How many it has made, by its own count; None: it does not count."""
+    """Returns how many updates an optimizer has made by its own count; None if it does not count."""
     steps = [states.get("step") for states in optimizer.state.values() if isinstance(states, dict)]
     counts = [int(step) for step in steps if isinstance(step, (int, float)) or (
         isinstance(step, torch.Tensor) and step.numel() == 1)]
@@ -97,7 +97,7 @@ def _updates_of(optimizer: typing.Any) -> int | None:
 
 def _weights_in(saved: typing.Any, parameters: dict[str, torch.Tensor], depth: int = 0
                 ) -> typing.Iterator[dict[str, torch.Tensor]]:
-    """The dictionaries in it that have all of the model's parameters, as this rank has them."""
+    """Returns the nested dictionaries that have all of the model's parameters, as this rank has them."""
     if not isinstance(saved, typing.Mapping) or depth > MOST_DEPTH:
         return
     tensors = {plain(str(name)).replace("module.", ""): t for name, t in saved.items() if isinstance(t, torch.Tensor)}

@@ -61,7 +61,7 @@ class Value:
         self.part: Part | None = None
 
     def written(self, dim: int) -> int:
-        """Where a dimension of the run's tensor is in what is written."""
+        """Returns the dimension of the written tensor that corresponds to a dimension of the run's tensor."""
         if not -self.ndim <= dim < self.ndim:
             raise AnyrankError(f"{self.base}: has {self.ndim} dimensions, the spec divides dimension {dim}")
         dim %= self.ndim
@@ -70,22 +70,23 @@ class Value:
         return 0 if dim == self.samples else dim + (dim < self.samples)
 
     def rows(self) -> list[int]:
-        """Of each micro-batch; 0 where none came, as of an expert that no token chose."""
+        """Returns the rows of each micro-batch; 0 if none came, as for an expert that no token chose."""
         return [self.parts[part][1][0] if part in self.parts else 0 for part in range(max(self.parts) + 1)]
 
     def extents(self) -> Shape:
-        """Of all its micro-batches, before the mesh's other ranks come to it."""
+        """Returns the extents of all its micro-batches, before the mesh's other ranks are added."""
         shape = self.part.shape if self.part else next(iter(self.parts.values()))[1]
         return (sum(self.rows()), *shape[1:]) if len(self.parts) > 1 else tuple(shape)
 
     def hear_part(self, tensor: torch.Tensor) -> None:
-        """A micro-batch has this tensor, whether it is written or, as one for all samples, left to the first."""
+        """Counts a micro-batch that has this tensor, whether it is written or left to the first as one for all
+        samples."""
         self.lengths.add(tuple(n for dim, n in enumerate(tensor.shape) if dim != self.samples))
         if self.base.endswith(":fwd") and not tensor.is_floating_point():
             self.counting.append(is_index(local_of(tensor)))
 
     def is_ragged(self) -> bool:
-        """Whether its micro-batches have other lengths: each was padded to its own longest row."""
+        """Returns whether its micro-batches have different lengths: each was padded to its longest row."""
         return len(self.lengths) > 1
 
 
@@ -114,18 +115,18 @@ class Record:
         self.samples: dict[int, list[list[int]]] = {}  # of each step's micro-batches: a digest of each sample's inputs
 
     def carry(self, before: Record) -> None:
-        """What is known from the record of the step before; its warnings were given."""
+        """Takes over what is known from the record of the step before, whose warnings were given."""
         self.seen, self.not_written, self.notes = before.seen, before.not_written, before.notes
         self.unread, self.inputs = before.unread, before.inputs
 
     # --- as they come -------------------------------------------------------------------------------------------------
 
     def reserve(self, name: str) -> None:
-        """The place in the order of a tensor that follows."""
+        """Reserves the place in the order of a tensor that follows."""
         self.order.setdefault(name)
 
     def count_inputs(self, inputs: dict[str, torch.Tensor], batch: int | None, step: int) -> None:
-        """The model is given these, of so many samples, in a micro-batch of a step."""
+        """Records the model's inputs, of so many samples, in a micro-batch of a step."""
         inputs = {key: t for key, t in inputs.items() if not t.is_meta}
         for t in inputs.values():
             self.inputs = zlib.crc32(f"{self.inputs} {digest_of(t)}".encode())
@@ -169,7 +170,8 @@ class Record:
         self._write(name, value, tensor, part)
 
     def _part(self, value: Value, dtensor: Whole, local: Shape, name: str) -> Part:
-        """A DTensor's part, which the spec may not contradict, with the samples in front as they are written."""
+        """Returns a DTensor's part, which the spec may not contradict, with the samples in front as they are
+        written."""
         part = part_of(self.groups.mesh, dtensor, local, name)
         base = value.base
         check_spec(name, part, self._spec_of(base), self.spec.partial_of(base), self.groups.mesh.sizes)
@@ -178,7 +180,7 @@ class Record:
         return part if value.samples is None else part.fronted(value.samples)
 
     def _samples(self, value: Value) -> int | None:
-        """The dimension of an activation's samples; None: it has none."""
+        """Returns the dimension of an activation's samples; None if it has none."""
         if value.base.rsplit(":", 1)[1] not in ("fwd", "bwd") or value.ndim == 0:
             return None
         dim = _fitting(self.spec.dims_of(value.base), value).get("dp", value.samples)
@@ -200,7 +202,7 @@ class Record:
         self.values[name] = value
 
     def _place_at_once(self, name: str, value: Value, shape: Shape) -> Placed | None:
-        """Where a parameter or what belongs to one is, if no other rank has to be asked."""
+        """Returns where a parameter or its gradient or state is, if no other rank has to be asked."""
         if name.split("@")[0].endswith((":fwd", ":bwd")) or value.part is None and self._rule(value.base, value).dims:
             return None
         boxes = (boxes_of_runs(value.part.runs, name) if value.part is not None else
@@ -210,7 +212,7 @@ class Record:
         return Placed(value.part.shape if value.part is not None else shape, boxes, partial, False, 0, 0)
 
     def add_norm(self, name: str, norm: torch.Tensor, full_layout: Whole | None, norm_type: float) -> None:
-        """A norm; of a DTensor that is still to be put together, the ranks' own parts until they tell them."""
+        """Adds a norm; for a DTensor that is not summed yet, the ranks' parts until they exchange them."""
         self.reserve(name)
         self.seen.add(name.split("@")[0])
         partial = [(line, p) for line, p in zip(_lines(full_layout), full_layout.placements)
@@ -247,7 +249,8 @@ class Record:
     # --- at the end ---------------------------------------------------------------------------------------------------
 
     def _spec_of(self, name: str) -> dict[str, typing.Any]:
-        """What the spec says of a tensor; "dp" means all dimensions that share out samples where none is called so."""
+        """Returns what the spec says of a tensor; "dp" means all dimensions that divide samples if none has that
+        name."""
         stated, sizes = self.spec.dims_of(name), self.groups.mesh.sizes
         data_dims = self.groups.data if "dp" in stated and "dp" not in sizes else []
         return {
@@ -256,7 +259,7 @@ class Record:
         }
 
     def _rule(self, name: str, value: Value) -> Rule:
-        """What shares out a tensor besides what a DTensor knows."""
+        """Returns what divides a tensor besides what its DTensor knows."""
         mesh, data = self.groups.mesh, self.groups.data
         stated = _fitting(self._spec_of(name), value) if value.ndim else {}
         dtensor_dims = value.part.known if value.part else {}
@@ -272,7 +275,7 @@ class Record:
 
     def _place(self, name: str, value: Value, shapes: list[Shape | None],
                rows: list[list[int] | None]) -> dict[int, Placed]:
-        """Where its parts are: by file."""
+        """Returns where a tensor's parts are, by file."""
         mesh, rule = self.groups.mesh, self._rule(name, value)
         partial = [*(value.part.partial if value.part else ()), *self.spec.partial_of(name)]
         partial = mesh.ordered([*partial, *(self._mean_dims() if value.mean else ())])
@@ -328,7 +331,7 @@ class Record:
         return {str(step): parts for step, parts in self.samples.items()} if few else {}
 
     def _samples_in_order(self, of_all: list[dict[str, list[list[int]]]]) -> dict[str, list[int]]:
-        """The digests of each step's samples in the order in which a full tensor has them."""
+        """Returns the digests of each step's samples in the order in which a full tensor has them."""
         mesh, data = self.groups.mesh, self.groups.data
         ranks, _ = mesh.along(data)
         by_rank, dealt = self.spec.samples == "by_rank", self.spec.samples == "dealt"
@@ -348,14 +351,16 @@ class Record:
         return found
 
     def _blocks_of_inputs(self) -> list[int]:
-        """The ends of the blocks that the spec joins in one batch (chosen and rejected), in parts; one block: [1]."""
+        """Returns the ends of the blocks that the spec joins in one batch (chosen and rejected), in parts; one block:
+        [1]."""
         input_rules = [self._spec_of(name) for name in self.values if name.startswith("input.")]
         cut = [rule for rule in input_rules if any(rule.get(n) == 0 for n in self.groups.data)]
         blocks = next((rule["blocks"] for rule in cut if rule.get("blocks")), [1])
         return list(itertools.accumulate(blocks))
 
     def _samples_of(self, rank: int, of_all: list[dict[str, list[list[int]]]], step: str) -> list[list[int]]:
-        """What a rank is given in a step; a pipeline's later stage, what the first one with its samples is."""
+        """Returns what a rank is given in a step; for a later pipeline stage, what the first stage with its samples is
+        given."""
         names, coordinates = list(self.groups.mesh.sizes), self.groups.mesh.coordinates(rank)
         free_dims = [name not in self.groups.data for name in names]
         ranks = [peer_rank for peer_rank in range(len(of_all))
@@ -403,7 +408,7 @@ class Record:
         return {name for name in found if name.split("@")[0] not in excluded_bases and parts[name] > 1}
 
     def _is_given(self, base: str) -> bool:
-        """Whether it is what the model is given, or what a module reads."""
+        """Returns whether it is the model's or a module's input."""
         return self.spec.is_input(base) or ".in:" in base or ".in." in base
 
     def _is_alike_by_chance(self, value: Value, of_all: list[dict[str, typing.Any]], ranks: list[int]) -> bool:
@@ -421,15 +426,16 @@ class Record:
                    for n, dim in self.spec.of_activations_alone(name).items())
 
     def _is_of_stages(self, name: str, of_all: list[dict[str, typing.Any]]) -> bool:
-        """Whether a module is called by several stages, as what holds layers of each is: each counts its own calls."""
+        """Returns whether several stages call a module, such as one that contains layers of each stage; each stage
+        counts its calls."""
         if "pp" not in self.groups.mesh.sizes or not name.split("@")[0].endswith((":fwd", ":bwd")):
             return False
         output = re.sub(r"\.call\d+:", ":", name.replace(":bwd", ":fwd"))
         return sum(output in of_all[rank]["shapes"] for rank in self.groups.mesh.along(["pp"])[0]) > 1
 
     def _names_of_stages(self, of_all: list[dict[str, typing.Any]]) -> bool:
-        """Whether stages of a pipeline name their layers alike, each from its own first one on: of one model that was
-        cut they have other names, but for what is tied."""
+        """Returns whether a pipeline's stages name their layers alike, each from its first layer on: stages cut from
+        one model have different names, except for tied parameters."""
         mesh = self.groups.mesh
         if "pp" not in mesh.sizes:
             return False
@@ -441,7 +447,8 @@ class Record:
                    for (i, a), (k, b) in itertools.combinations(enumerate(names), 2))
 
     def _has_lengths(self, value: Value, shapes: list[typing.Any]) -> bool:
-        """Whether ranks that have other samples of an activation have other extents, beyond how many samples."""
+        """Returns whether ranks with different samples of an activation have different extents, apart from the number
+        of samples."""
         if not value.base.endswith((":fwd", ":bwd")) or value.part is not None or value.said:
             return False
         ranks = self.groups.mesh.along(self.groups.data)[0]
@@ -449,8 +456,8 @@ class Record:
         return len({tuple(shapes[rank][skip:]) for rank in ranks if shapes[rank]}) > 1
 
     def _judge_digests(self, name: str, value: Value, of_all: list[dict[str, typing.Any]]) -> str:
-        """What is known of a value's place only by its shape is held against its values on ranks that have other
-        samples: the same on all of them, it is no part; another on each, it is no copy."""
+        """Checks a placement known only from shapes against the values on ranks with different samples: equal values
+        are no parts, and different values are no copies."""
         mesh, data = self.groups.mesh, self.groups.data
         ranks = mesh.along(data)[0]
         by_rank = [report["digests"].get(name) for report in of_all]
@@ -589,7 +596,8 @@ class Record:
 
 
 def _fitting(dims: dict[str, typing.Any], value: Value) -> dict[str, typing.Any]:
-    """What the spec says of a value. A glob for activations [s, b, h] does not mean a vector beside them."""
+    """Returns the part of a spec that applies to a value. A glob for activations [s, b, h] does not mean a vector
+    beside them."""
     if not value.base.endswith((":fwd", ":bwd")):
         return dims
     fit = {key: dim for key, dim in dims.items()
@@ -602,7 +610,7 @@ def _step_of(name: str) -> int:
 
 
 def _apart(shape: Shape, why: str) -> Placed:
-    """A part of no tensor."""
+    """Returns the placement of a part that belongs to no tensor."""
     return Placed(shape, [Box((0,) * len(shape), (0,) * len(shape), shape)], [], False, 0, 0, why)
 
 
@@ -628,7 +636,8 @@ def sample_digests(inputs: dict[str, torch.Tensor], batch: int) -> list[int]:
 
 
 def rows_are_alike(t: torch.Tensor) -> bool:
-    """Whether all rows have the same values in one of a hundred columns: then no value tells a part from a copy."""
+    """Returns whether all rows have the same values in one of a hundred columns: then no value tells a part from a
+    copy."""
     rows = local_of(t).reshape(t.shape[0], -1)
     if not rows.numel():
         return True
@@ -637,8 +646,8 @@ def rows_are_alike(t: torch.Tensor) -> bool:
 
 
 def bits_of(t: torch.Tensor) -> float:
-    """How much its values tell, as each is drawn from those that are there. Of two values, as a mask has them, the rows
-    are what is drawn."""
+    """Returns how much a tensor's values tell, if each is drawn from those that occur. For two values, as in a mask,
+    the rows count as drawn."""
     rows = local_of(t).reshape(t.shape[0], -1)
     values = rows.flatten()[::max(1, rows.numel() // 1024)]
     drawn: collections.Counter[typing.Any] = collections.Counter(values.tolist())
@@ -649,7 +658,7 @@ def bits_of(t: torch.Tensor) -> float:
 
 
 def magnitude_of(t: torch.Tensor) -> tuple[float, float]:
-    """The largest finite value, and the relative step of the format; of integers, which do not round, 0."""
+    """Returns the largest finite value, and the relative step of the format; 0 for integers, which do not round."""
     if not t.is_floating_point():
         return 0.0, 0.0
     values = t.detach().float() if t.element_size() < 2 else t.detach()  # of 8 bits there is no arithmetic
@@ -658,7 +667,7 @@ def magnitude_of(t: torch.Tensor) -> tuple[float, float]:
 
 
 def digest_of(t: torch.Tensor) -> int:
-    """A number that differs where two tensors of a shape do in one of a thousand of their elements."""
+    """Returns a number that differs if two tensors of one shape differ in one of a thousand of their elements."""
     flat = local_of(t).reshape(-1)
     elements = flat[::max(1, flat.numel() // 1024)].contiguous().cpu()
     return zlib.crc32(elements.view(torch.uint8).numpy().tobytes()) if elements.numel() else 0

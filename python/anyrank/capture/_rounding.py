@@ -81,7 +81,7 @@ class Rounding:
         self.calls.setdefault(owner, []).append(Call(module, args, kwargs, torch.get_rng_state(), states))
 
     def gave(self, owner: Pass, tensors: typing.Iterable[torch.Tensor]) -> None:
-        """The pass is over; the gradients of what it gives out are kept, as they come."""
+        """Keeps the gradients of a pass's outputs as they come, after the pass."""
         for t in tensors:
             if t.requires_grad and t.is_floating_point():
                 grads: list[torch.Tensor] = []
@@ -138,7 +138,8 @@ class Rounding:
         return values
 
     def _backward(self, tensors: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The gradients of the parameters. FSDP2 and reentrant checkpoints know a whole backward pass alone."""
+        """Returns the gradients of the parameters. FSDP2 and reentrant checkpoints support only a whole backward
+        pass."""
         parameters = [parameter for _, parameter in self.parameters]
         if not self.whole_backward:
             return [None if grad is None else local_of(grad)
@@ -167,7 +168,7 @@ class Rounding:
                 self._add("output:fwd" if name.startswith(":") else name, [size_of(value, noisy) for noisy in drawn])
 
     def _add(self, name: str, sizes: list[Size]) -> None:
-        """Of several micro-batches, and of several outputs, the largest."""
+        """Keeps the largest sizes over several micro-batches and several outputs."""
         before = self.of_step.get(name, [Size()] * len(sizes))
         self.of_step[name] = [Size(*map(max, a, b)) for a, b in zip(before, sizes)]
 
@@ -205,7 +206,8 @@ class Rounding:
         self._begin()
 
     def _factor(self) -> float:
-        """What the program has multiplied gradients by after the backward pass: one over a loss scale, or a divisor."""
+        """Returns the factor by which the program has multiplied gradients after the backward pass: one over a loss
+        scale, or a divisor."""
         along = squares = 0.0
         for name, value in self.exact.items():
             captured = self.captured.get(name)
@@ -242,15 +244,15 @@ class Rounding:
         write_allowances(path, rows)
 
     def _of_state(self, name: str, kind: str) -> float:
-        """A further state of an optimizer, NAME.KEY:state: as its moments."""
+        """Handles a further state of an optimizer, NAME.KEY:state, like its moments."""
         base, _, step = name.partition("@")
         stem, end = base.rsplit(".", 1)[0], f"@{step}" if step else ""
         return max(self.bounds.get(f"{stem}:{moment}{end}", 0.0) for moment in "mv")
 
 
 def _usual_share(value: torch.Tensor, off: list[torch.Tensor]) -> float:
-    """The share of itself by which all but a twentieth of a gradient's elements are off, twice, and at most 1. Of the
-    others, which are rounding themselves, verify reads the gradients."""
+    """Returns twice the relative error that all but a twentieth of a gradient's elements stay within, at most 1. The
+    others are rounding themselves; verify reads the gradients for them."""
     max_error = torch.stack([error.abs() for error in off]).amax(0).flatten()
     step = max(1, max_error.numel() // 65536)
     share = max_error[::step] / value.double().abs().flatten()[::step].clamp(min=1e-300)
@@ -259,7 +261,7 @@ def _usual_share(value: torch.Tensor, off: list[torch.Tensor]) -> float:
 
 @contextlib.contextmanager
 def _restored(model: nn.Module) -> typing.Iterator[None]:
-    """What a module writes into its buffers is taken back."""
+    """Restores afterwards what a module writes into its buffers."""
     before = [(b, b.detach().clone()) for b in model.buffers()]
     try:
         yield

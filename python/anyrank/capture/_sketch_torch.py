@@ -23,7 +23,7 @@ _OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _right(x: torch.Tensor, shift: int) -> torch.Tensor:
-    """A shift of 64 bits without a sign."""
+    """Shifts 64 bits without a sign."""
     return (x >> shift) & ((1 << (64 - shift)) - 1)
 
 
@@ -41,13 +41,13 @@ def _random(x: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _lanes(device: torch.device) -> torch.Tensor:
-    """The factor of each lane of a group in the digest."""
+    """Returns the factor of each lane of a group in the digest."""
     lane = torch.arange(GROUP, dtype=torch.int64, device=device)
     return (_random((1 << 32) + lane) | 255) - 254 + 4 * lane
 
 
 def _spread(word: torch.Tensor) -> torch.Tensor:
-    """A one-to-one map of 32 bits after which a change of any bit reaches the lowest ones."""
+    """Maps 32 bits one-to-one so that a change of any bit reaches the lowest ones."""
     word = ((word ^ (word >> 16)) * 0x9e3779b1) & M32
     return word ^ (word >> 15)
 
@@ -70,7 +70,7 @@ class Figures:
         self.rows = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def add(self, tensor: torch.Tensor, box: Box) -> None:
-        """The elements of a rank's tensor that a box says the place of."""
+        """Adds the elements of a rank's tensor at the place that a box says."""
         part = tensor.detach()[tuple(slice(offset, offset + n) for offset, n in zip(box.local, box.extent))].reshape(-1)
         for begin in range(0, part.numel(), AT_ONCE):
             chunk = part[begin:begin + AT_ONCE]
@@ -112,7 +112,7 @@ class Figures:
             self.rows.index_add_(0, index // self.row, mixed & M32)
 
     def encoded(self) -> bytes:
-        """As ar_sketch_encode writes them."""
+        """Returns the sketch as ar_sketch_encode writes it."""
         digest, *counts = self.numbers.tolist()
         first_index, last_index = self.ends.tolist()
         empty = first_index > last_index

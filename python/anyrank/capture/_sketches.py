@@ -64,7 +64,7 @@ class Sketch:
                                             _sizes(box.extent)))
 
     def add_on_device(self, tensor: typing.Any, boxes: typing.Sequence[Box]) -> None:
-        """The same of a tensor of torch, by its device, to a sketch that is empty."""
+        """Adds a tensor of torch to an empty sketch, on the tensor's device."""
         from anyrank.capture._sketch_torch import Figures
 
         figures = Figures(self.shape, tensor.device)
@@ -90,7 +90,7 @@ class Spool:
         self.file: typing.IO[bytes] | None = None
 
     def store(self, data: memoryview) -> typing.Callable[[], memoryview]:
-        """What gives the copy back, once."""
+        """Returns what releases the copy, once."""
         self.in_memory += data.nbytes
         if self.in_memory <= MOST_IN_MEMORY:
             copy = memoryview(bytearray(data))
@@ -120,7 +120,7 @@ class Piece:
         self.by_part = _sketches_of(entry, foreseen, on_device) if foreseen is not None else {}
 
     def sketches(self, placed: Placed) -> dict[str, Sketch]:
-        """By the part of the full tensor that they have."""
+        """Returns sketches by the part of the full tensor that they cover."""
         if self.stored is not None:
             self.by_part, self.stored = _sketches_of(Entry(self.dtype, self.shape, self.stored()), placed), None
         return self.by_part
@@ -229,13 +229,13 @@ class SketchFiles:
                 os.remove(path)
 
     def discard(self) -> None:
-        """The steps before stay."""
+        """Discards the current step; the steps before stay."""
         self.pieces.clear()
         self.spool.close()
 
 
 def record(text: dict[str, typing.Any], figures: typing.Iterable[bytes]) -> bytes:
-    """A step's record as sketch.h has it."""
+    """Returns a step's record as sketch.h defines it."""
     header = json.dumps(text, separators=(",", ":")).encode()
     rest = b"".join((len(header).to_bytes(8, "little"), header, *figures))
     return len(rest).to_bytes(8, "little") + int(library()["sketch_hash"](rest, len(rest))).to_bytes(8, "little") + rest
@@ -251,7 +251,7 @@ def tiny_of(t: typing.Any) -> int:
 
 
 def _sum(found: list[tuple[Piece, Placed]]) -> dict[str, Sketch]:
-    """A tensor's micro-batches as one sketch of each part."""
+    """Sums a tensor's micro-batches to one sketch of each part."""
     by_batch = [piece.sketches(placed) for piece, placed in found]
     if len(by_batch) == 1:
         return by_batch[0]
@@ -266,7 +266,7 @@ def _place(placed: Placed) -> typing.Any:
 
 
 def _short(text: str) -> str:
-    """A text, or what stands for one that is long."""
+    """Returns a text, or a substitute for a long one."""
     import hashlib
 
     return text if len(text) <= 64 else hashlib.sha256(text.encode()).hexdigest()[:32]

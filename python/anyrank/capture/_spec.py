@@ -53,8 +53,8 @@ def _names(value: typing.Any, location: str) -> list[str]:
 
 
 def _deals_out_samples(dims: typing.Mapping[str, typing.Any]) -> bool:
-    """Whether dims say only how samples are dealt out: that all ranks have the same ones, or how they are joined in a
-    batch, chosen before rejected, by blocks of rows. What is said so of activations is true of the model's batch."""
+    """Returns whether dims say only how samples are distributed: all ranks have the same samples, or blocks of rows are
+    joined in a batch, chosen before rejected. What is said so of activations holds for the model's batch."""
     cut = {key: dim for key, dim in dims.items() if key not in EXTRAS and dim is not None}
     return not cut or bool(dims.get("blocks")) and all(dim == 0 for dim in cut.values())
 
@@ -157,7 +157,7 @@ class Spec:
             self.partial.append((glob, _names(rule["partial"], location)))
 
     def dims_of(self, name: str) -> dict[str, typing.Any]:
-        """What `shard` says of a tensor; {}: nothing."""
+        """Returns what `shard` says of a tensor; {}: nothing."""
         name = name.split("@")[0]
         return next((dims for glob, dims in self.shard if self._means(glob, name, dims)), {})
 
@@ -166,27 +166,29 @@ class Spec:
         return next((dims for glob, dims in self.partial if self._means(glob, name)), [])
 
     def is_input(self, name: str) -> bool:
-        """Whether a tensor without its step is what the model is given, and not what a module called `input` gives."""
+        """Returns whether a tensor without its step is the model's input, and not the output of a module called
+        `input`."""
         path, _, kind = re.sub(r"\.call\d+:", ":", name).rpartition(":")
         of_modules = {path, path.rpartition(".")[0]} & (self.modules - {"input"})  # a module's output, or a further one
         return path.startswith("input.") and kind == "fwd" and not of_modules
 
     def of_activations_alone(self, name: str) -> dict[str, typing.Any]:
-        """Of what the model is given: what `shard` says of activations by a glob that does not mean it; {}: nothing."""
+        """Returns, for a model's input, what `shard` says of activations by a glob that does not mean inputs; {}:
+        nothing."""
         name = name.split("@")[0]
         if not self.is_input(name) or self.dims_of(name):
             return {}
         return next((dims for glob, dims in self.shard if fnmatch.fnmatchcase(name, glob)), {})
 
     def _means(self, glob: str, name: str, dims: typing.Mapping[str, typing.Any] | None = None) -> bool:
-        """Whether a glob speaks of this tensor."""
+        """Returns whether a glob applies to this tensor."""
         if not fnmatch.fnmatchcase(name, glob):
             return False
         deals_out = dims is not None and _deals_out_samples(dims)
         return "input" in glob or not self.is_input(name) or deals_out
 
     def unmatched(self, names: typing.Collection[str]) -> list[str]:
-        """The globs that match none of these names, of kinds that are among them; and what is tied and not there."""
+        """Returns the globs that match none of these names."""
         if self.read:
             return []
         kinds = {name.rsplit(":", 1)[-1] for name in names}
